@@ -1,0 +1,72 @@
+"""Every config composes against the installed verl and passes verl's own validation."""
+
+import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+from verl.trainer.ppo.utils import need_critic, need_reference_policy
+from verl.utils.config import omega_conf_to_dataclass, validate_config
+from verl.utils.import_utils import load_extern_object
+
+from browser_agent_loop import BrowserToolAgentLoop
+from cpu.training_run import REPO_ROOT
+from dataset import NeMoGymBrowserDataset
+from episode_limits import EpisodeLimits
+
+PATHS = ["data.train_files=train.jsonl", "data.val_files=val.jsonl", "trainer.default_local_dir=checkpoints"]
+RUNNABLE = {"cpu_practice": ["actor_rollout_ref.model.path=policy"], "webvoyager_grpo": []}
+
+
+@pytest.fixture(params=RUNNABLE)
+def config(request):
+    with initialize_config_dir(str(REPO_ROOT / "configs"), version_base=None):
+        return compose(request.param, overrides=[*PATHS, *RUNNABLE[request.param]])
+
+
+def test_every_runnable_config_is_covered_here():
+    assert {path.stem for path in (REPO_ROOT / "configs").glob("*.yaml")} == {
+        *RUNNABLE,
+        "browser_base",
+        "browser_tool",
+        "browser_agent_loop",
+    }
+
+
+def test_it_resolves_and_passes_verls_validation(config):
+    # verl's own: the name of an engine for a reward model, which this recipe doesn't have.
+    assert OmegaConf.missing_keys(config) == {"reward.reward_model.rollout.name"}
+    OmegaConf.to_container(config, resolve=True)
+    validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
+
+
+def test_verl_builds_its_rollout_settings_from_it(config):
+    rollout = omega_conf_to_dataclass(config.actor_rollout_ref.rollout)
+    assert rollout.multi_turn.max_assistant_turns == config.browser.max_turns
+    assert rollout.agent.default_agent_loop == "browser_tool_agent"
+
+
+def test_its_limits_are_valid_and_complete(config):
+    limits = EpisodeLimits.from_section(config.browser)
+    assert set(config.browser) == set(vars(limits))
+
+
+def test_it_loads_this_recipes_dataset_by_its_flat_name(config):
+    custom = config.data.custom_cls
+    assert load_extern_object(custom.path, custom.name) is NeMoGymBrowserDataset
+
+
+def test_its_context_lengths_fit_together(config):
+    rollout, data = config.actor_rollout_ref.rollout, config.data
+    assert data.max_prompt_length + data.max_response_length <= rollout.max_model_len
+    # The start page must not fill the prompt, and one observation with one reply must fit a response.
+    assert config.browser.max_observation_tokens < data.max_prompt_length
+    assert config.browser.max_observation_tokens + config.browser.max_tokens_per_turn < data.max_response_length
+
+
+def test_one_step_is_one_optimiser_step_of_all_its_prompts(config):
+    assert config.actor_rollout_ref.actor.ppo_mini_batch_size == config.data.train_batch_size
+
+
+def test_the_agent_loop_file_names_the_registered_class():
+    (entry,) = OmegaConf.load(REPO_ROOT / "configs" / "browser_agent_loop.yaml")
+    assert entry.name == "browser_tool_agent"
+    assert entry._target_ == f"{BrowserToolAgentLoop.__module__}.{BrowserToolAgentLoop.__qualname__}"

@@ -1,0 +1,139 @@
+"""Settings: what the environment gives, what is refused and how it is said."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from recipe_settings import RecipeSettings, SettingsError, variables
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_an_empty_environment_gives_the_documented_defaults():
+    settings = RecipeSettings.from_env({})
+    assert settings == RecipeSettings(
+        environment_url=None,
+        seed_timeout_s=150.0,
+        act_timeout_s=60.0,
+        verify_timeout_s=150.0,
+        close_timeout_s=20.0,
+        max_open_sessions=16,
+        max_concurrent_seeds=2,
+        outage_patience_s=600.0,
+        episode_log_dir=None,
+    )
+
+
+def test_every_variable_reaches_its_field():
+    settings = RecipeSettings.from_env(
+        {
+            "NEMO_GYM_URL": " http://gym:8000/ ",
+            "NEMO_GYM_BROWSER_SEED_TIMEOUT_S": "120",
+            "NEMO_GYM_BROWSER_ACT_TIMEOUT_S": "45.5",
+            "NEMO_GYM_BROWSER_VERIFY_TIMEOUT_S": "121",
+            "NEMO_GYM_BROWSER_CLOSE_TIMEOUT_S": "3",
+            "NEMO_GYM_BROWSER_MAX_OPEN_SESSIONS": "7",
+            "NEMO_GYM_BROWSER_MAX_CONCURRENT_SEEDS": "1",
+            "NEMO_GYM_BROWSER_OUTAGE_PATIENCE_S": "9",
+            "NEMO_GYM_BROWSER_EPISODE_LOG_DIR": "logs/episodes",
+            "UNRELATED": "kept out",
+        }
+    )
+    assert settings == RecipeSettings("http://gym:8000", 120, 45.5, 121, 3, 7, 1, 9, Path("logs/episodes"))
+
+
+def test_an_empty_variable_means_the_default():
+    assert RecipeSettings.from_env({"NEMO_GYM_URL": "", "NEMO_GYM_BROWSER_ACT_TIMEOUT_S": " "}) == RecipeSettings()
+
+
+@pytest.mark.parametrize(
+    ("url", "kept"),
+    [
+        ("http://127.0.0.1:18000", "http://127.0.0.1:18000"),
+        ("https://gym.example/browser//", "https://gym.example/browser"),
+        ("http://[::1]:8000/", "http://[::1]:8000"),
+    ],
+)
+def test_a_base_url_loses_only_its_trailing_slash(url, kept):
+    assert RecipeSettings.from_env({"NEMO_GYM_URL": url}).require_environment_url() == kept
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "said"),
+    [
+        ("NEMO_GYM_URL", "127.0.0.1:8000", "must be http://HOST:PORT"),
+        ("NEMO_GYM_URL", "ftp://host", "must be http://HOST:PORT"),
+        ("NEMO_GYM_URL", "http://", "must be http://HOST:PORT"),
+        ("NEMO_GYM_URL", "http://host:port", "must be http://HOST:PORT"),
+        ("NEMO_GYM_URL", "http://host:99999", "must be http://HOST:PORT"),
+        ("NEMO_GYM_URL", "http://[::1", "must be http://HOST:PORT"),
+        ("NEMO_GYM_URL", "http://host/?a=1", "without query"),
+        ("NEMO_GYM_URL", "http://a host", "must be http://HOST:PORT"),
+        ("NEMO_GYM_BROWSER_SEED_TIMEOUT_S", "119.9", "at least 120 (giving up on a seed leaks"),
+        ("NEMO_GYM_BROWSER_ACT_TIMEOUT_S", "44", "at least 45"),
+        ("NEMO_GYM_BROWSER_VERIFY_TIMEOUT_S", "60", "at least 120"),
+        ("NEMO_GYM_BROWSER_CLOSE_TIMEOUT_S", "0", "above 0"),
+        ("NEMO_GYM_BROWSER_CLOSE_TIMEOUT_S", "20s", "a number of seconds"),
+        ("NEMO_GYM_BROWSER_OUTAGE_PATIENCE_S", "inf", "finite"),
+        ("NEMO_GYM_BROWSER_OUTAGE_PATIENCE_S", "nan", "finite"),
+        ("NEMO_GYM_BROWSER_MAX_OPEN_SESSIONS", "0", "at least 1"),
+        ("NEMO_GYM_BROWSER_MAX_OPEN_SESSIONS", "2.5", "a whole number"),
+        ("NEMO_GYM_BROWSER_MAX_CONCURRENT_SEEDS", "-1", "at least 1"),
+        ("NEMO_GYM_BROWSER_SEED_TIMEOUT", "150", "did you mean NEMO_GYM_BROWSER_SEED_TIMEOUT_S?"),
+        ("NEMO_GYM_BROWSER_ZZZ", "1", "known: NEMO_GYM_URL"),
+    ],
+)
+def test_a_bad_value_is_refused_with_variable_value_and_what_is_allowed(variable, value, said):
+    with pytest.raises(SettingsError) as error:
+        RecipeSettings.from_env({variable: value})
+    assert variable in str(error.value) and repr(value) in str(error.value) and said in str(error.value)
+
+
+def test_all_bad_variables_are_listed_at_once():
+    with pytest.raises(SettingsError) as error:
+        RecipeSettings.from_env(
+            {"NEMO_GYM_URL": "x", "NEMO_GYM_BROWSER_ACT_TIMEOUT_S": "1", "NEMO_GYM_BROWSER_MAX_OPEN_SESSIONS": "many"}
+        )
+    lines = str(error.value).splitlines()[1:]
+    assert [line.split("=")[0].strip() for line in lines] == [
+        "NEMO_GYM_URL",
+        "NEMO_GYM_BROWSER_ACT_TIMEOUT_S",
+        "NEMO_GYM_BROWSER_MAX_OPEN_SESSIONS",
+    ]
+
+
+def test_the_constructor_takes_small_timeouts_and_refuses_what_can_never_work():
+    assert RecipeSettings(environment_url="http://h:1/", seed_timeout_s=0.1).environment_url == "http://h:1"
+    with pytest.raises(SettingsError) as error:
+        RecipeSettings(seed_timeout_s=0, max_open_sessions=True, environment_url="nowhere")
+    assert len(str(error.value).splitlines()) == 4
+
+
+def test_a_missing_environment_url_names_the_variable_and_the_fix():
+    with pytest.raises(SettingsError, match=r"NEMO_GYM_URL is not set(.|\n)*export NEMO_GYM_URL="):
+        RecipeSettings.from_env({}).require_environment_url()
+
+
+def test_the_process_environment_is_the_default_source(monkeypatch):
+    for variable in variables():
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("NEMO_GYM_URL", "http://gym:1")
+    assert RecipeSettings.from_env().environment_url == "http://gym:1"
+
+
+def test_config_env_example_names_the_same_variables_with_their_defaults():
+    text = (ROOT / "config.env.example").read_text(encoding="utf-8")
+    given = dict(re.findall(r"^([A-Z_]+)=(.*)$", text, flags=re.MULTILINE))
+    assert tuple(given) == variables()
+    assert RecipeSettings.from_env(given) == RecipeSettings()
+
+
+def test_every_variable_of_config_env_example_is_documented():
+    lines = (ROOT / "config.env.example").read_text(encoding="utf-8").splitlines()
+    undocumented = [
+        line
+        for above, line in zip(lines, lines[1:], strict=False)
+        if "=" in line[:60] and line[0] != "#" and not above.startswith("#")
+    ]
+    assert undocumented == []
