@@ -24,7 +24,7 @@ class EpisodeLimits:
     max_tokens_per_turn: int = 512
     """Tokens that the policy may generate in one turn, thoughts included."""
     episode_deadline_s: float = 1200.0
-    """Seconds of generation and environment time together, over one attempt; waiting for a free session is not counted."""
+    """Seconds of generation and environment time of one attempt together; waiting for a free session is not counted."""
     max_attempts: int = 3
     """Attempts at one rollout; a further one is made only after a failure of the environment."""
     retry_backoff_s: float = 2.0
@@ -45,8 +45,8 @@ class EpisodeLimits:
     def from_section(cls, section: Mapping | None) -> "EpisodeLimits":
         """Return the limits of a `browser` section, defaults where a key is absent; no section means all defaults."""
         given = dict(section or {})
-        known = {field.name for field in fields(cls)}
-        unknown = [f"browser.{key}: no such key; there are {', '.join(sorted(known))}" for key in given if key not in known]
+        known = sorted(field.name for field in fields(cls))
+        unknown = sorted(set(given) - set(known))
         if unknown:
-            raise LimitsError("\n".join(unknown))
+            raise LimitsError("\n".join(f"browser.{key}: no such key; there are {', '.join(known)}" for key in unknown))
         return cls(**given)

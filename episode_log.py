@@ -55,7 +55,7 @@ class AttemptRecord:
 
 
 class EpisodeLog:
-    """Appends records to a file of this process in a folder; never raises, since a full disk must not cost a rollout."""
+    """Appends records to a file of this process in a folder; never raises: a full disk must not cost a rollout."""
 
     def __init__(self, folder: Path | None) -> None:
         self._path = folder / f"episodes-{socket.gethostname()}-{os.getpid()}.jsonl" if folder else None

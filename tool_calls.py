@@ -47,7 +47,7 @@ def read_hermes_calls(reply: str) -> list[RawCall] | UnusableCall:
     bodies = _CALL_TAG.findall(text)
     if not bodies:
         if "<tool_call>" in text:
-            return UnusableCall("The tool call was not closed with </tool_call>. Write a shorter call.", "unclosed_call")
+            return UnusableCall("The tool call is not closed with </tool_call>. Write a shorter call.", "unclosed_call")
         return no_call()
     calls = []
     for body in bodies:
@@ -120,7 +120,8 @@ def _navigate(arguments: dict) -> BrowserAction | UnusableCall:
         usable = False
     if not usable:
         # The server would open file:// and chrome:// pages: its own files, and pages that crash the browser.
-        return UnusableCall(f"navigate can't open {_show(url)}. url must begin with http:// or https://.", "bad_address")
+        message = f"navigate can't open {_show(url)}. url must begin with http:// or https://."
+        return UnusableCall(message, "bad_address")
     return BrowserAction(ActionName.NAVIGATE, url=url)
 
 

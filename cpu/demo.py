@@ -118,7 +118,8 @@ def _run(options: argparse.Namespace, folder: RunFolder) -> int:
                 part.stop()
     figures = summarize(folder, time.monotonic() - started)
     (folder.root / "summary.json").write_text(json.dumps(figures, indent=2) + "\n")
-    print(f"\nsummary of seed {options.seed} (also in {folder.root / 'summary.json'})\n{summary_text(figures)}", flush=True)
+    print(f"\nsummary of seed {options.seed} (also in {folder.root / 'summary.json'})", flush=True)
+    print(summary_text(figures), flush=True)
     return 0
 
 
@@ -145,14 +146,14 @@ def _smoke(url: str) -> None:
 def _build_policy(folder: RunFolder, seed: int) -> None:
     """Build and warm-start the small policy, with its progress shown; a policy that is there is kept."""
     say("policy: building and warm-starting a small Qwen3")
-    command = [sys.executable, "-m", "cpu.small_policy", "build", "--output", str(folder.policy), "--seed", str(seed)]
+    command = [sys.executable, "-m", "cpu.small_policy", "--output", str(folder.policy), "--seed", str(seed)]
     result = subprocess.run(command, cwd=REPO_ROOT, check=False)
     if result.returncode != 0:
         raise DemoError(f"the policy could not be built (exit code {result.returncode}): {' '.join(command)}")
 
 
 def _follow(training: TrainingRun, gym: GymServer, steps: int) -> None:
-    """Show training's progress until it ends; bring back an environment server that died. Raises DemoError if it failed."""
+    """Show training's progress to its end; bring back an environment server that died. Raises DemoError if it failed."""
     progress = Progress(training.folder, steps)
     while training.tree.exit_code is None:
         if not gym.running:

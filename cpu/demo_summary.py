@@ -77,10 +77,10 @@ def summarize(folder: RunFolder, wall_s: float) -> dict:
 def summary_text(figures: dict) -> str:
     """Return the summary as lines for a terminal."""
     failures = ", ".join(f"{kind} {count}" for kind, count in figures["failures_by_kind"].items()) or "none"
-    gain = figures["validation_gain"]
+    gain = "" if figures["validation_gain"] is None else f"  gain {figures['validation_gain']:+.3f}"
     lines = [
         ("validation before", _success(figures["validation_before"])),
-        ("validation after", _success(figures["validation_after"]) + (f"  gain {gain:+.3f}" if gain is not None else "")),
+        ("validation after", _success(figures["validation_after"]) + gain),
         ("reward, first 5 steps", _number(figures["reward_first_five_steps"])),
         ("reward, last 5 steps", _number(figures["reward_last_five_steps"])),
         ("episodes", f"{figures['attempts']} attempts, {figures['valid_rollouts']} valid rollouts"),

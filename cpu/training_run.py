@@ -1,4 +1,4 @@
-"""One training of the CPU profile: the command that starts verl's trainer, its environment, and where its results lie."""
+"""One training of the CPU profile: the command that starts verl's trainer, its environment, and where results lie."""
 
 import json
 import os

@@ -23,7 +23,7 @@ class UnknownVersionError(RuntimeError):
 
 
 class _CpuDevice(types.ModuleType):
-    """`torch.cpu` with the functions that verl calls on `torch.cuda`; memory figures are 0, since nothing is offloaded."""
+    """`torch.cpu` with the functions that verl calls on `torch.cuda`; memory figures are 0, as nothing is offloaded."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch.cpu, name)

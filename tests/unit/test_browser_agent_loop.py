@@ -126,13 +126,8 @@ async def test_a_finished_episode_is_one_row_with_the_environments_own_reward(bu
     output = await loop.run({"temperature": 1.0}, **ROW)
     assert output.reward_score == 1.0
     assert output.num_turns == 5
-    assert {key: output.extra_fields[key] for key in ("env_invalid", "failure_kind", "rollout_row", "rollout_rows")} == {
-        "env_invalid": False,
-        "failure_kind": "",
-        "rollout_row": 0,
-        "rollout_rows": 1,
-    }
-    assert output.extra_fields["attempts"] == 1
+    flags = {"env_invalid": False, "failure_kind": "", "rollout_row": 0, "rollout_rows": 1, "attempts": 1}
+    assert {key: output.extra_fields[key] for key in flags} == flags
     assert output.extra_fields["min_global_steps"] == output.extra_fields["max_global_steps"] == 7
     assert environment.seen.paths() == [
         "/seed_session", "/browser_observe", "/browser_click", "/browser_finish", "/verify", "/close_session"
@@ -154,8 +149,7 @@ async def test_only_generated_tokens_have_mask_1_and_their_log_probs(build, envi
     output = await loop.run({}, **ROW)
     generated = [t for t, m in zip(output.response_ids, output.response_mask, strict=True) if m]
     assert text_of(tokenizer, generated) == f"{CLICK_ABOUT}<|im_end|>{FINISH}<|im_end|>"
-    assert [p for p, m in zip(output.response_logprobs, output.response_mask, strict=True) if m] == [-0.5] * len(generated)
-    assert all(p == 0.0 for p, m in zip(output.response_logprobs, output.response_mask, strict=True) if not m)
+    assert output.response_logprobs == [-0.5 if m else 0.0 for m in output.response_mask]
     # What the engine saw at the second turn is what the row holds: nothing was rendered anew.
     assert (output.prompt_ids + output.response_ids)[: len(policy.prompts[1])] == policy.prompts[1]
     shown = text_of(tokenizer, [t for t, m in zip(output.response_ids, output.response_mask, strict=True) if not m])
@@ -284,7 +278,8 @@ async def test_a_deadline_that_generation_used_up_is_the_policys_and_is_scored(b
 
 
 async def test_no_row_is_longer_than_the_response_length(build, environment):
-    loop, policy = build(environment, [CLICK_ABOUT, "x" * 400], response_length=120, max_unusable_calls=99, max_turns=99)
+    many = {"max_unusable_calls": 99, "max_turns": 99}
+    loop, policy = build(environment, [CLICK_ABOUT, "x" * 400], response_length=120, **many)
     output = await loop.run({}, **ROW)
     assert len(output.response_ids) == len(output.response_mask) <= 120
     assert output.response_mask[-1] == 1
@@ -329,5 +324,3 @@ async def test_the_tool_alone_says_which_agent_loop_it_needs():
     assert isinstance(tool, BrowserTool) and tool.name == "browser"
     with pytest.raises(RuntimeError, match="default_agent_loop=browser_tool_agent"):
         await tool.execute("id", {})
-
-
