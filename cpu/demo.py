@@ -36,9 +36,8 @@ def main(argv: list[str] | None = None) -> int:
     # TERM stops the demo as Ctrl-C does: the processes that it started must not outlive it.
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
-        folder = _run_folder(options)
         _check_machine(options)
-        return _run(options, folder)
+        return _run(options, _run_folder(options))
     except (DemoError, ProcessError) as error:
         print(f"demo: error: {error}", file=sys.stderr)
         return 1
