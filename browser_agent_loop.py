@@ -94,10 +94,9 @@ class BrowserToolAgentLoop(ToolAgentLoop):
             episode.session = session
             episode.failure = await session.seed(task.initial_url, task.verifier_metadata)
             if episode.failure is None:
-                first = await session.act(BrowserAction(ActionName.OBSERVE))
-                episode.failure = first.failure
+                first_page = await self._act(episode, BrowserAction(ActionName.OBSERVE))
             if episode.failure is None:
-                await self._open_prompt(episode, task.messages, first.observation)
+                await self._open_prompt(episode, task.messages, first_page)
             while episode.failure is None and episode.stop_reason is None:
                 await self._turn(episode)
             if episode.failure is None:
@@ -107,7 +106,6 @@ class BrowserToolAgentLoop(ToolAgentLoop):
 
     async def _open_prompt(self, episode: Episode, messages: list[dict], observation: str) -> None:
         """Put the start page into the last user message, cut so that the whole prompt fits `max_prompt_length`."""
-        episode.elements = read_elements(observation)
         page = defuse_markup(observation, self.added_tokens)
         budget = self.limits.max_observation_tokens
         while budget > 0:
@@ -142,6 +140,7 @@ class BrowserToolAgentLoop(ToolAgentLoop):
             if episode.consecutive_unusable >= self.limits.max_unusable_calls:
                 episode.stop_reason = StopReason.UNUSABLE_CALLS
         else:
+            episode.count_action(call)
             observation = note + await self._act(episode, call)
         episode.check_limits(self.limits)
         if episode.failure is None and episode.stop_reason is None:
@@ -199,7 +198,6 @@ class BrowserToolAgentLoop(ToolAgentLoop):
 
     async def _act(self, episode: Episode, action: BrowserAction) -> str:
         """Run one action and return what the policy reads of it; a fatal failure is kept in the episode."""
-        episode.count_action(action)
         step: StepResult = await episode.session.act(action)
         if step.failure is not None and step.failure.fatal:
             episode.end_by_failure(step.failure)

@@ -267,7 +267,10 @@ _PAGE_CHANGED = (
     r"(Execution context was destroyed|Cannot find context|Frame (was|has been|got) detached|Navigation to [^\n]* is "
     r"interrupted by another navigation)"
 )
-_LAUNCH = r"BrowserType\.|ECONNREFUSED|Executable doesn't exist|BrowserSessionError|static_cdp"
+_LAUNCH = (
+    r"BrowserType\.|Could not install Playwright Chromium|ECONNREFUSED|Executable doesn't exist|BrowserSessionError"
+    r"|static_cdp"
+)
 _FULL = r"(?i:too many (concurrent |active |open )*sessions|quota|rate limit)"
 _UNSCORED = r"^browser unreachable while scoring: "
 

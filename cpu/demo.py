@@ -152,7 +152,7 @@ def _build_policy(folder: RunFolder, seed: int) -> None:
 
 
 def _follow(training: TrainingRun, gym: GymServer, steps: int) -> None:
-    """Show training's progress to its end; bring back an environment server that died. Raises DemoError if it failed."""
+    """Show training's progress to its end; bring back an environment server that died. Raises DemoError on failure."""
     progress = Progress(training.folder, steps)
     while training.tree.exit_code is None:
         if not gym.running:

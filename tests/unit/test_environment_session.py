@@ -225,7 +225,7 @@ async def test_breaking_the_browser_is_no_way_out_for_the_policy(environment):
 
 async def test_hanging_on_a_page_of_its_own_choice_is_no_way_out_for_the_policy(environment):
     environment.faults.append(Fault(Do.HANG, path=OBSERVE_PATH))
-    async with session_for(environment, act_timeout_s=0.1) as session:
+    async with session_for(environment, act_timeout_s=0.5) as session:
         await session.seed(START, SPEC)
         assert not (await session.act(navigate("http://hang.test/"))).failure.fatal
         assert (await session.act(OBSERVE)).failure.kind is FailureKind.HUNG_BY_POLICY
@@ -235,7 +235,7 @@ async def test_hanging_on_a_page_of_its_own_choice_is_no_way_out_for_the_policy(
 async def test_page_that_was_shown_clears_the_policy_of_a_later_hang(environment):
     environment.faults.append(Fault(Do.HANG, path=OBSERVE_PATH, call=2))
     environment.site["http://other.test/"] = Page("Other")
-    async with session_for(environment, act_timeout_s=0.1) as session:
+    async with session_for(environment, act_timeout_s=0.5) as session:
         await session.seed(START, SPEC)
         await session.act(navigate("http://other.test/"))
         await session.act(OBSERVE)

@@ -219,6 +219,13 @@ STATUSES = {
         ENVIRONMENT,
     ),
     "browser does not launch": (Call.SEED, 500, LAUNCH, FailureKind.BROWSER_LAUNCH_FAILED, ENVIRONMENT),
+    "no browser is installed": (
+        Call.SEED,
+        500,
+        'RuntimeError("Could not install Playwright Chromium, which the local browser backend needs.")',
+        FailureKind.BROWSER_LAUNCH_FAILED,
+        ENVIRONMENT,
+    ),
     "browser endpoint refuses": (Call.SEED, 500, CDP, FailureKind.BROWSER_LAUNCH_FAILED, ENVIRONMENT),
     "browser dies while starting": (
         Call.SEED,
