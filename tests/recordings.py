@@ -22,8 +22,19 @@ TIMEOUT_S = 60.0
 _MACHINE_SPECIFIC = (
     (re.compile(r"file://[^\s\"']*?/resources_servers/interactive_browser/"), "file:///GYM/"),
     (re.compile(r"0x[0-9a-f]+"), "0x0"),
-    # Chromium words its error page by version and lists its buttons by timing: address and title are the contract.
-    (re.compile(r"(?s)^(URL: chrome-error://chromewebdata/\nTITLE: [^\n]*).*"), r"\1"),
+    # Chromium's builds differ in their error page (headless-shell gives it no title): its address is the contract.
+    (re.compile(r"(?s)^(URL: chrome-error://chromewebdata/).*"), r"\1"),
+    # Whether Playwright has read the browser's own output before the next call finds it dead is timing.
+    (re.compile(r"(?s)\nBrowser logs:\n.*"), ""),
+    # So is the end of the pipe at which a dead driver shows. rollout_failures.py must know both texts.
+    (re.compile(r"\w+: (?=[\w.]+: (unable to perform operation on <WriteUnixTransport|Connection closed while))"), ""),
+    (
+        re.compile(
+            r"unable to perform operation on <WriteUnixTransport[^>]*>; the handler is closed"
+            r"|Connection closed while reading from the driver"
+        ),
+        "the driver is gone",
+    ),
 )
 
 OnEvent = Callable[[str], Awaitable[None]]

@@ -51,7 +51,9 @@ def test_the_install_line_asks_for_what_this_release_of_verl_declares():
         if "extra == 'vllm'" in line or 'extra == "vllm"' in line
     }
     comment = next(line for line in (ROOT / "REQUIRED_VERL.txt").read_text().splitlines() if "# vllm==" in line)
-    for requirement in map(Requirement, re.findall(r"\w+==[\d.]*\d", comment)):
+    named = [Requirement(text) for text in re.findall(r"\w+==[\d.]*\d", comment)]
+    assert [requirement.name for requirement in named] == ["vllm", "torch", "transformers"]
+    for requirement in named:
         assert extra[requirement.name] == str(requirement.specifier)
 
 

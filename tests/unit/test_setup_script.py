@@ -28,6 +28,7 @@ def program(checkout: Path, path: str, body: str) -> Path:
     """Write an executable shell script and return its path."""
     file = checkout / path
     file.parent.mkdir(parents=True, exist_ok=True)
+    file.unlink(missing_ok=True)  # a link to the real tool, perhaps
     file.write_text(f"#!/bin/sh\n{body}\n")
     file.chmod(0o755)
     return file
@@ -99,6 +100,16 @@ def test_a_failing_pip_is_told_with_its_error_and_the_log(checkout):
     assert "ERROR: No matching distribution found for torch" in result.stderr
     assert "failed (exit 1); the whole output is in runs/setup/verl.log" in result.stderr
     assert not (checkout / ".venv/.setup-stamp").exists()
+
+
+def test_a_cuda_build_of_torch_is_told_and_gets_its_libraries(checkout):
+    fake_python(checkout, "bin/python3.11", "3.11", pip='case "$*" in *-r*) echo "ERROR: enough"; exit 1 ;; esac')
+    program(checkout, "bin/uname", '[ "$1" = -m ] && echo x86_64 || echo Linux')
+    result = setup(checkout, "verl")  # the stand-in for Python names no version of torch, so none that ends in +cpu
+    assert "only the CUDA build of torch" in result.stdout and "PIP_EXTRA_INDEX_URL" in result.stdout
+    installed = [line for line in (checkout / "runs/setup/verl.log").read_text().splitlines() if line.startswith("$")]
+    assert "--no-deps torch==" in installed[1]
+    assert "torch==" in installed[2] and "--no-deps" not in installed[2]
 
 
 def test_nothing_is_done_when_nothing_is_to_do(checkout):

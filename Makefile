@@ -1,0 +1,50 @@
+# The commands of this repository. `make` alone lists them.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-integration check bench clean
+
+PYTHON := .venv/bin/python
+PYTEST := $(PYTHON) -m pytest
+# Shell scripts that git knows or would add, so that a new one is checked before it is committed.
+SHELL_SCRIPTS = $(sort $(shell git ls-files -co --exclude-standard -- '*.sh') .ci/run cpu/setup.sh)
+
+# make demo SEED=2        another seed
+# make demo RESUME=1      go on where the last run was stopped
+# make demo DEMO_ARGS=... any option of `python -m cpu.demo --help`
+SEED ?=
+RESUME ?=
+DEMO_ARGS ?=
+
+help: ## List the commands.
+	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 26
+
+setup: ## Make both environments and find or install a Chromium (the other commands do what they need of it).
+	@cpu/setup.sh all
+
+demo: ## Train a browsing policy on this machine's CPU; SEED=n, RESUME=1, DEMO_ARGS='...'.
+	@cpu/setup.sh all
+	@exec $(PYTHON) -m cpu.demo $(if $(SEED),--seed $(SEED)) $(if $(filter 1,$(RESUME)),--resume) $(DEMO_ARGS)
+
+test: ## Run the offline tests: no GPU, no browser, no server.
+	@cpu/setup.sh test
+	@HF_HUB_OFFLINE=1 $(PYTEST) tests/unit
+
+test-integration: ## Run the tests against the real server and Chromium, and two real training steps.
+	@cpu/setup.sh all
+	@HF_HUB_OFFLINE=1 $(PYTEST) $(wildcard tests/contract tests/training tests/slurm)
+
+check: ## Lint and format-check Python and shell.
+	@cpu/setup.sh test
+	@$(PYTHON) -m ruff check .
+	@$(PYTHON) -m ruff format --check .
+	@for script in $(SHELL_SCRIPTS); do bash -n "$$script"; done
+	@.venv/bin/shellcheck $(SHELL_SCRIPTS)
+
+bench: ## Run every benchmark.
+	@cpu/setup.sh all
+	@for benchmark in $(wildcard benchmarks/*.py); do echo "== $$benchmark"; $(PYTHON) "$$benchmark"; done
+
+clean: ## Remove caches; with ALL=1 the environments and what runs have written as well.
+	@find . -name __pycache__ -not -path './.venv*' -type d -prune -exec rm -rf {} +
+	@rm -rf .pytest_cache .ruff_cache .hypothesis $(if $(filter 1,$(ALL)),.venv .venv-gym .setup.lock runs outputs)
