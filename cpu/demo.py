@@ -33,8 +33,10 @@ class DemoError(RuntimeError):
 def main(argv: list[str] | None = None) -> int:
     """Return the exit status: 0 trained, 1 failed, 2 wrong usage, 130 stopped by Ctrl-C or TERM."""
     options = _parser().parse_args(argv)
-    # TERM stops the demo as Ctrl-C does: the processes that it started must not outlive it.
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    # TERM stops the demo as Ctrl-C does: the processes that it started must not outlive it. INT is set too, because a
+    # shell starts a background job with INT ignored, and Python then leaves it so.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
     try:
         _check_machine(options)
         return _run(options, _run_folder(options))

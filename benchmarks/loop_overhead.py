@@ -1,0 +1,161 @@
+"""What the agent loop costs over bare HTTP: rollouts of the loop beside the same requests without it, in one run.
+
+python benchmarks/loop_overhead.py [--turns 10] [--repeats 3]
+
+Both sides talk to the fake environment in a process of its own, with a policy that answers at once, so what differs is
+the loop's own work: sessions, parsing, tokenising, failure checks. Printed per concurrency: milliseconds per turn of
+both, their ratio, and the loop's own milliseconds per turn (medians over the repeats).
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import aiohttp
+from hydra import compose, initialize_config_dir
+from verl.experimental.agent_loop.agent_loop import DictConfigWrap, ToolListWrap
+from verl.tools.tool_registry import initialize_tools_from_config
+from verl.workers.rollout.replica import TokenOutput
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from browser_agent_loop import BrowserToolAgentLoop  # noqa: E402
+from cpu.policy_tokenizer import build_tokenizer, tool_schema  # noqa: E402
+from environment_gate import EnvironmentGate  # noqa: E402
+from environment_session import _VERIFY_BODY  # noqa: E402
+from episode_limits import EpisodeLimits  # noqa: E402
+from recipe_settings import RecipeSettings  # noqa: E402
+
+SERVER = """
+import asyncio, sys
+from tests.fake_environment import FakeEnvironment
+async def main():
+    async with FakeEnvironment() as environment:
+        print(environment.url, flush=True)
+        await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
+asyncio.run(main())
+"""
+SEED = {"initial_url": "site/index.html", "verifier_metadata": {"url_contains": "index"}}
+OBSERVE = '<tool_call>\n{"name": "browser", "arguments": {"action": "observe"}}\n</tool_call><|im_end|>'
+FINISH = '<tool_call>\n{"name": "browser", "arguments": {"action": "finish"}}\n</tool_call><|im_end|>'
+ROW = {
+    "raw_prompt": [{"role": "user", "content": "Look around."}],
+    "tools_kwargs": {
+        "browser": {
+            "initial_url": SEED["initial_url"],
+            "verifier_metadata_json": json.dumps(SEED["verifier_metadata"]),
+            "task": "Look around.",
+        }
+    },
+}
+
+
+class InstantPolicy:
+    """An engine that answers at once: observe until the last turn, then finish."""
+
+    def __init__(self, tokenizer, turns: int) -> None:
+        self.observe = tokenizer.encode(OBSERVE, add_special_tokens=False)
+        self.finish = tokenizer.encode(FINISH, add_special_tokens=False)
+        self.turns = turns
+        self.made = 0
+
+    async def generate(self, request_id, *, prompt_ids, sampling_params) -> TokenOutput:
+        self.made += 1
+        ids = self.finish if self.made >= self.turns else self.observe
+        return TokenOutput(token_ids=ids, log_probs=[-0.1] * len(ids), extra_fields={"max_global_steps": 0})
+
+
+class Loops:
+    """Builds the loop as verl's worker does, one for each rollout."""
+
+    def __init__(self, url: str, turns: int) -> None:
+        with initialize_config_dir(str(ROOT / "configs"), version_base=None):
+            config = compose("cpu_practice")
+        config.actor_rollout_ref.rollout.prompt_length = 2048
+        config.actor_rollout_ref.rollout.response_length = 1_000_000
+        self.config, self.turns = config, turns
+        self.tokenizer = build_tokenizer(tool_schema())
+        self.tools = ToolListWrap(initialize_tools_from_config(str(ROOT / "configs" / "browser_tool.yaml")))
+        # No cap of its own: the bare side has none either.
+        self.settings = RecipeSettings(environment_url=url, max_open_sessions=4096, max_concurrent_seeds=4096)
+
+    async def run(self) -> None:
+        """Run one rollout."""
+        loop = BrowserToolAgentLoop(
+            trainer_config=DictConfigWrap(self.config),
+            server_manager=InstantPolicy(self.tokenizer, self.turns),
+            tokenizer=self.tokenizer,
+            processor=None,
+            dataset_cls=None,
+            data_config=DictConfigWrap(self.config.data),
+            hf_model_type="qwen3",
+            tools=self.tools,
+        )
+        loop.limits = EpisodeLimits(max_turns=self.turns)
+        loop.settings, loop.gate = self.settings, EnvironmentGate.shared(self.settings)
+        output = await loop.run({"temperature": 1.0}, **ROW)
+        assert output.reward_score == 1.0 and output.num_turns == 2 * self.turns + 1
+
+
+async def bare_rollout(url: str, turns: int) -> None:
+    """Send the requests of one rollout, and nothing else."""
+    async with aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as http:
+
+        async def post(path: str, body: dict) -> dict:
+            async with http.post(url + path, json=body) as response:
+                return await response.json()
+
+        await post("/seed_session", SEED)
+        for _ in range(turns):
+            await post("/browser_observe", {})
+        await post("/browser_finish", {"answer": ""})
+        await post("/verify", dict(_VERIFY_BODY))
+        await post("/close_session", {})
+
+
+async def seconds(rollouts: list) -> float:
+    """Return how long these rollouts take together."""
+    started = time.perf_counter()
+    await asyncio.gather(*rollouts)
+    return time.perf_counter() - started
+
+
+async def measure(url: str, turns: int, repeats: int, levels: list[int]) -> None:
+    """Print a line for each level of concurrency; the two sides take turns, so that both see the same machine."""
+    loops = Loops(url, turns)
+    await loops.run()
+    print(f"{'rollouts':>8} {'bare ms/turn':>13} {'loop ms/turn':>13} {'ratio':>6} {'own ms/turn':>12}")
+    for level in levels:
+        bare, own = [], []
+        for _ in range(repeats):
+            bare.append(await seconds([bare_rollout(url, turns) for _ in range(level)]))
+            own.append(await seconds([loops.run() for _ in range(level)]))
+        scale = 1000 / (level * turns)
+        low, high = statistics.median(bare) * scale, statistics.median(own) * scale
+        print(f"{level:>8} {low:>13.3f} {high:>13.3f} {high / low:>6.2f} {high - low:>12.3f}", flush=True)
+
+
+def main() -> int:
+    """Run the benchmark and return 0."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--turns", type=int, default=10)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--levels", type=int, nargs="+", default=[1, 16, 64])
+    options = parser.parse_args()
+    command = [sys.executable, "-c", SERVER]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+        url = os.environ["NEMO_GYM_URL"] = server.stdout.readline().strip()
+        asyncio.run(measure(url, options.turns, options.repeats, options.levels))
+        server.stdin.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
