@@ -113,6 +113,9 @@ def _run(options: argparse.Namespace, folder: RunFolder) -> int:
         say(f"training: verl main_ppo, {options.steps} GRPO steps; everything it prints goes to {folder.log}")
         _follow(training, gym, options.steps)
     finally:
+        # A second Ctrl-C must not cut this short.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
         # Training first: its sessions close their browsers as long as the environment server still answers.
         for part in (training, gym, site):
             if part is not None:
