@@ -24,6 +24,8 @@ _ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "OMP_NUM_THREADS": "1",
     "RAY_worker_niceness": "0",
+    # Two cores are busy with two active sessions; more only wait longer and take 200 MiB each.
+    "NEMO_GYM_BROWSER_MAX_OPEN_SESSIONS": "6",
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
