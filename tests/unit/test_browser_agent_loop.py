@@ -97,7 +97,7 @@ def build(tokenizer, base_config, tmp_path):
         )
         loop.limits = EpisodeLimits(**{"retry_backoff_s": 0.001, "max_turns": 5} | limits)
         loop.settings = RecipeSettings(
-            environment_url=environment.url, act_timeout_s=0.3, close_timeout_s=0.3, outage_patience_s=0.5
+            environment_url=environment.url, act_timeout_s=20.0, close_timeout_s=20.0, outage_patience_s=0.5
         )
         loop.gate = EnvironmentGate(loop.settings)
         loop.episode_log = type(loop.episode_log)(tmp_path)
