@@ -34,12 +34,13 @@ class WarmStartSettings:
     sloppy_learning_rate: float = 5e-4
     context_weight: float = 0.1
     """Weight of the loss on tokens that the policy only reads; predicting repeated words there trains copying."""
-    habits: Habits = field(default_factory=lambda: Habits(wrong_element=0.25, wrong_word=0.3, early_finish=0.12))
+    habits: Habits = field(default_factory=lambda: Habits(wrong_element=0.2, wrong_word=0.25, early_finish=0.08))
     word_weight: float = 5.0
     """Weight of the loss on the words that a reply is about: the action, and what to click, to type or to answer."""
     hidden_size: int = 128
     layers: int = 3
-    threads: int = 2
+    threads: int = 1
+    """More would be faster alone, and many times slower beside a process that keeps a core busy."""
 
 
 def build_model(tokenizer: PreTrainedTokenizerFast, settings: WarmStartSettings) -> Qwen3ForCausalLM:
