@@ -11,28 +11,14 @@ import sys
 import threading
 from pathlib import Path
 
+from omegaconf import OmegaConf
+
 from cpu.processes import ProcessError, ProcessTree, command_line, require_free_port, wait_until_answers
 
 REPO_ROOT = Path(__file__).resolve().parent.parent
 GYM_VENV = REPO_ROOT / ".venv-gym"
 BROWSERS_DIR = GYM_VENV / "pw-browsers"
-
-# The smallest global configuration that the server's own entry point takes; without it, it would ask a head server.
-_CONFIG = """\
-dry_run: false
-head_server: {{host: 127.0.0.1, port: 11000}}
-interactive_browser:
-  resources_servers:
-    interactive_browser:
-      entrypoint: app.py
-      domain: agent
-      host: 127.0.0.1
-      port: {port}
-      num_workers: 1
-      backend: {{local_playwright: {{headless: true}}}}
-      max_elements: 50
-uvicorn_logging_show_200_ok: false
-"""
+CONFIG = REPO_ROOT / "configs" / "interactive_browser.yaml"
 
 
 class GymServer:
@@ -77,7 +63,8 @@ class GymServer:
         env = {
             **os.environ,
             "NEMO_GYM_CONFIG_PATH": "interactive_browser",
-            "NEMO_GYM_CONFIG_DICT": _CONFIG.format(port=self.port),
+            # Without it, the server's entry point would ask a head server, which isn't there.
+            "NEMO_GYM_CONFIG_DICT": self._config(),
             "PLAYWRIGHT_BROWSERS_PATH": str(BROWSERS_DIR),
             "PYTHONPATH": f"{server_dir}{os.pathsep}{site_packages}",
             "PYTHONUNBUFFERED": "1",
@@ -122,6 +109,11 @@ class GymServer:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+    def _config(self) -> str:
+        config = OmegaConf.load(CONFIG)
+        config.interactive_browser.resources_servers.interactive_browser.port = self.port
+        return OmegaConf.to_yaml(config)
 
     def _require_browser(self) -> None:
         chosen = BROWSERS_DIR / "CHROMIUM"

@@ -28,6 +28,7 @@ def test_every_runnable_config_is_covered_here():
         "browser_base",
         "browser_tool",
         "browser_agent_loop",
+        "interactive_browser",
     }
 
 
