@@ -51,7 +51,7 @@ def main(argv: list[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m cpu.demo", description=__doc__.splitlines()[0])
     parser.add_argument("--seed", type=int, default=0, help="of the policy's first weights and of the data order")
-    parser.add_argument("--steps", type=int, default=20, help="GRPO steps (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=12, help="GRPO steps (default: %(default)s)")
     parser.add_argument("--runs", type=Path, default=REPO_ROOT / "runs", help="folder of all runs")
     parser.add_argument("--resume", action="store_true", help="go on with the newest run from its last checkpoint")
     parser.add_argument("--site-port", type=int, default=SITE_PORT, help="practice site (default: %(default)s)")
