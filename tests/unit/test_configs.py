@@ -63,7 +63,7 @@ def test_its_context_lengths_fit_together(config):
     assert config.browser.max_observation_tokens + config.browser.max_tokens_per_turn < data.max_response_length
 
 
-def test_one_step_is_one_optimiser_step_of_all_its_prompts(config):
+def test_a_mini_batch_holds_all_prompts_of_a_step(config):
     assert config.actor_rollout_ref.actor.ppo_mini_batch_size == config.data.train_batch_size
 
 
