@@ -23,7 +23,7 @@ from browser_task import BrowserTask
 from environment_gate import EnvironmentGate
 from environment_session import ActionName, BrowserAction, BrowserSession, StepResult
 from episode import Episode, StopReason
-from episode_limits import EpisodeLimits
+from episode_limits import EpisodeLimits, LimitsError
 from episode_log import EpisodeLog
 from observations import cut_to_tokens, defuse_markup, read_elements
 from recipe_settings import RecipeSettings
@@ -58,6 +58,8 @@ class BrowserToolAgentLoop(ToolAgentLoop):
     def __init__(self, *args, **kwargs) -> None:
         super().__init__(*args, **kwargs)
         self.limits = EpisodeLimits.from_section(self.config.get("browser"))
+        if self.response_length < _MIN_TURN_TOKENS:
+            raise LimitsError(f"data.max_response_length={self.response_length}: no turn fits below {_MIN_TURN_TOKENS}")
         self.settings = RecipeSettings.from_env()
         self.settings.require_environment_url()
         self.gate = EnvironmentGate.shared(self.settings)

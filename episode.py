@@ -125,7 +125,8 @@ class Episode:
     def end_by_deadline(self) -> None:
         """End the episode for lack of time: the policy's own end, unless the environment used up most of the time."""
         environment_s = self.session.environment_s
-        if environment_s > self.generation_s:
+        # Without a single reply there is nothing to train on, and it was the engine that used up the time.
+        if environment_s > self.generation_s or self.turns == 0:
             evidence = f"environment {environment_s:.1f} s, generation {self.generation_s:.1f} s"
             self.failure = failure_of(FailureKind.EPISODE_DEADLINE, evidence)
         else:

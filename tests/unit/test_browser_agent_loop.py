@@ -1,5 +1,6 @@
 """The agent loop over the fake environment, with verl's own token builder and a scripted policy."""
 
+import asyncio
 import json
 from types import SimpleNamespace
 
@@ -14,7 +15,7 @@ from browser_task import TaskError
 from cpu.policy_tokenizer import build_tokenizer, tool_schema
 from cpu.training_run import REPO_ROOT
 from environment_gate import EnvironmentGate
-from episode_limits import EpisodeLimits
+from episode_limits import EpisodeLimits, LimitsError
 from episode_log import read_episodes
 from recipe_settings import RecipeSettings
 from tests.fake_environment import Do, FakeEnvironment, Fault
@@ -275,6 +276,23 @@ async def test_a_deadline_that_generation_used_up_is_the_policys_and_is_scored(b
     output = await loop.run({}, **ROW)
     assert output.reward_score == 1.0
     assert len(policy.prompts) == 1
+
+
+async def test_an_engine_that_never_answers_is_no_zero(build, environment, tmp_path):
+    loop, policy = build(environment, [CLICK_ABOUT], episode_deadline_s=0.2)
+
+    async def never(*args, **kwargs):
+        await asyncio.Event().wait()
+
+    policy.generate = never
+    assert await loop.run({}, **ROW) == []
+    records, _ = read_episodes(tmp_path)
+    assert [(r["failure_kind"], r["turns"]) for r in records] == [("episode_deadline", 0)]
+
+
+async def test_a_response_length_that_fits_no_turn_is_refused(build, environment):
+    with pytest.raises(LimitsError, match="data.max_response_length=16"):
+        build(environment, [FINISH], response_length=16)
 
 
 async def test_no_row_is_longer_than_the_response_length(build, environment):
