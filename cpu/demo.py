@@ -75,7 +75,10 @@ def _run_folder(options: argparse.Namespace) -> RunFolder:
     settings = json.loads(found[-1].read_text())
     options.seed, options.steps = settings["seed"], settings["steps"]
     options.overrides = [*settings["overrides"], *options.overrides]
-    return RunFolder(found[-1].parent)
+    folder = RunFolder(found[-1].parent)
+    if folder.last_checkpoint() >= options.steps:
+        raise DemoError(f"{folder.root} is finished ({options.steps} steps); start a new run with: make demo")
+    return folder
 
 
 def _check_machine(options: argparse.Namespace) -> None:

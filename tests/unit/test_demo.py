@@ -107,6 +107,26 @@ def test_too_little_memory_is_one_line_that_says_how_much_is_needed(tmp_path, ca
     assert "GiB of memory are available, 1e+06 are needed" in line
 
 
+def test_a_finished_run_is_not_resumed(finished_run, capsys, monkeypatch):
+    monkeypatch.setattr(demo, "_check_machine", lambda options: None)
+    folder = finished_run.root.rename(finished_run.root.with_name("demo-20260101-000000-seed5"))
+    (folder / "demo.json").write_text('{"seed": 5, "steps": 12, "overrides": []}')
+    assert demo.main(["--runs", str(folder.parent), "--resume"]) == 1
+    assert "is finished (12 steps)" in capsys.readouterr().err
+
+
+def test_a_stopped_run_is_resumed_with_its_own_settings(finished_run, monkeypatch):
+    resumed = []
+    monkeypatch.setattr(demo, "_check_machine", lambda options: None)
+    monkeypatch.setattr(
+        demo, "_run", lambda options, folder: resumed.append((options.seed, options.steps, folder)) or 0
+    )
+    folder = finished_run.root.rename(finished_run.root.with_name("demo-20260101-000000-seed5"))
+    (folder / "demo.json").write_text('{"seed": 5, "steps": 30, "overrides": []}')
+    assert demo.main(["--runs", str(folder.parent), "--resume"]) == 0
+    assert resumed == [(5, 30, RunFolder(folder))]
+
+
 def test_resuming_without_a_run_says_how_to_start_one(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(demo, "_check_machine", lambda options: None)
     assert demo.main(["--runs", str(tmp_path), "--resume"]) == 1
