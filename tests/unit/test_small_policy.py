@@ -4,9 +4,8 @@ import json
 import random
 
 import pytest
-
-pytest.importorskip("torch")
-pytest.importorskip("transformers")
+from verl.tools.schemas import OpenAIFunctionToolSchema
+from verl.utils.tokenizer.continuous_token_wiring import create_continuous_token_builder
 
 from browser_prompts import SYSTEM_PROMPT
 from cpu.demonstrations import FLAWLESS, Habits, call_message, demonstration, play
@@ -53,8 +52,7 @@ def test_the_prompt_holds_tool_schema_and_system_prompt_word_for_word(tokenizer)
 
 
 def test_the_schema_is_the_one_that_verl_renders():
-    schemas = pytest.importorskip("verl.tools.schemas")
-    dumped = schemas.OpenAIFunctionToolSchema.model_validate(SCHEMA).model_dump(exclude_unset=True, exclude_none=True)
+    dumped = OpenAIFunctionToolSchema.model_validate(SCHEMA).model_dump(exclude_unset=True, exclude_none=True)
     assert json.dumps(dumped) == json.dumps(SCHEMA)
 
 
@@ -92,8 +90,7 @@ def test_encoding_turn_by_turn_equals_encoding_the_whole_episode(tokenizer):
 
 
 def test_verls_incremental_builder_yields_the_tokens_of_the_whole_episode(tokenizer):
-    continuous_token = pytest.importorskip("verl.utils.tokenizer.continuous_token_wiring")
-    builder = continuous_token.create_continuous_token_builder(tokenizer, hf_model_type="qwen3")
+    builder = create_continuous_token_builder(tokenizer, hf_model_type="qwen3")
     for messages in _episodes(10):
         ids = builder.build_initial_tokens(messages[:2], tools=[SCHEMA])
         for position in range(2, len(messages)):
