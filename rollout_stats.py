@@ -1,0 +1,122 @@
+"""What became of the rollouts of a step: reports from the agent loops, and the `browser/*` metrics made of them.
+
+A rollout that was left out of the batch leaves no trace in verl, so its report is what counts it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from rollout_failures import Fault
+
+
+@dataclass(frozen=True)
+class AttemptReport:
+    """One attempt at a rollout."""
+
+    failure_kind: str
+    """Empty for a valid attempt."""
+    fault: str
+    """Whose doing the failure was; empty for a valid attempt."""
+    last_call: str
+    """The call to the environment just before the end: seed, observe, navigate, click, type, finish or verify."""
+    turns: int
+
+
+@dataclass(frozen=True)
+class RolloutReport:
+    """One rollout after its last attempt."""
+
+    partition: str
+    """`train` or `val`, as verl names them."""
+    global_step: int
+    uid: str
+    """The group: verl's id of the prompt in this step."""
+    rollout: int
+    """Index of the rollout in its group."""
+    reward: float | None
+    """What was measured; None for an invalid rollout."""
+    attempts: tuple[AttemptReport, ...]
+
+    @property
+    def valid(self) -> bool:
+        """Whether the last attempt was measured."""
+        return self.reward is not None
+
+    @property
+    def failure_kind(self) -> str:
+        """Why the rollout is invalid; empty if it is valid."""
+        return "" if self.valid or not self.attempts else self.attempts[-1].failure_kind
+
+
+@dataclass(frozen=True)
+class StepSummary:
+    """Counts over the rollouts of one step or one validation."""
+
+    rollouts: int
+    valid: int
+    reward_over_valid: float | None
+    """Mean reward of the valid rollouts; None if there is none."""
+    invalid_by_kind: dict[str, int]
+    attempts: int
+    spoiled_attempts: int
+    """Attempts that failed, those of rollouts that a later attempt saved included."""
+    environment_failures_after: dict[str, int]
+    """Attempts that failed by the environment's fault, by the call just before."""
+
+    @property
+    def invalid(self) -> int:
+        """Rollouts that stayed invalid after all attempts."""
+        return self.rollouts - self.valid
+
+    @property
+    def invalid_share(self) -> float:
+        """Share of invalid rollouts; 0 if there was no rollout."""
+        return self.invalid / self.rollouts if self.rollouts else 0.0
+
+    @classmethod
+    def of(cls, reports: Iterable[RolloutReport]) -> StepSummary:
+        """Return the counts over these reports."""
+        reports = list(reports)
+        rewards = [report.reward for report in reports if report.reward is not None]
+        attempts = [attempt for report in reports for attempt in report.attempts]
+        blamed_on_environment = [attempt for attempt in attempts if attempt.fault == Fault.ENVIRONMENT]
+        return cls(
+            rollouts=len(reports),
+            valid=len(rewards),
+            reward_over_valid=sum(rewards) / len(rewards) if rewards else None,
+            invalid_by_kind=dict(Counter(report.failure_kind for report in reports if not report.valid)),
+            attempts=len(attempts),
+            spoiled_attempts=sum(bool(attempt.failure_kind) for attempt in attempts),
+            environment_failures_after=dict(Counter(attempt.last_call for attempt in blamed_on_environment)),
+        )
+
+    def metrics(self, prefix: str = "browser") -> dict[str, float]:
+        """Return the metrics of a step.
+
+        `environment_failures_after/<call>` is the share of all environment failures that came right after that call: a
+        share that grows for one action of the policy shows that it learns to break its way out of a rollout.
+        """
+        metrics = {
+            f"{prefix}/rollouts": float(self.rollouts),
+            f"{prefix}/rollouts_valid": float(self.valid),
+            f"{prefix}/rollouts_invalid": float(self.invalid),
+            f"{prefix}/invalid_share": self.invalid_share,
+            f"{prefix}/attempts": float(self.attempts),
+            f"{prefix}/attempts_spoiled": float(self.spoiled_attempts),
+        }
+        if self.reward_over_valid is not None:
+            metrics[f"{prefix}/reward_over_valid/mean"] = self.reward_over_valid
+        for kind, count in self.invalid_by_kind.items():
+            metrics[f"{prefix}/invalid_share/{kind}"] = count / self.rollouts
+        failures = sum(self.environment_failures_after.values())
+        for call, count in self.environment_failures_after.items():
+            metrics[f"{prefix}/environment_failures_after/{call}"] = count / failures
+        return metrics
+
+    def text(self) -> str:
+        """Return the counts in words, for a message."""
+        kinds = ", ".join(f"{kind} {count}" for kind, count in sorted(self.invalid_by_kind.items()))
+        return f"{self.invalid} of {self.rollouts} rollouts invalid" + (f" ({kinds})" if kinds else "")
