@@ -3,23 +3,27 @@
 Select it with `actor_rollout_ref.rollout.agent.default_agent_loop=browser_tool_agent`. The loop owns the attempt: it
 opens a session before the first turn, runs one tool call a turn, has the environment score the episode and closes the
 session whatever happens. A rollout that the environment spoiled is tried again in a fresh session; if it stays invalid
-it returns no row, so that verl neither trains on it nor lets it vote in its group.
+it returns no row or, with NEMO_GYM_BROWSER_DROP_INVALID=0, a flagged one, so that it neither trains nor votes.
 """
 
 import asyncio
 import logging
 import random
+import weakref
 from typing import Any
 from uuid import uuid4
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput, register
 from verl.experimental.agent_loop.tool_agent_loop import ToolAgentLoop
 from verl.tools.base_tool import BaseTool
+from verl.trainer.ppo.padding_utils import SYNTHETIC_PADDING_SEQ_LEN
 from verl.utils.rollout_trace import rollout_trace_op
+from verl.utils.tokenizer.continuous_token import ContinuousTokenBuilder, MergeResult
 from verl.workers.rollout.replica import TokenOutput
 
 from browser_prompts import first_user_message
-from browser_task import BrowserTask
+from browser_task import BrowserTask, TaskError
+from dataset import NeMoGymBrowserDataset
 from environment_gate import EnvironmentGate
 from environment_session import ActionName, BrowserAction, BrowserSession, StepResult
 from episode import Episode, StopReason
@@ -28,6 +32,7 @@ from episode_log import EpisodeLog
 from observations import cut_to_tokens, defuse_markup, read_elements
 from recipe_settings import RecipeSettings
 from rollout_failures import FailureKind, failure_of
+from rollout_stats import AttemptReport, RolloutReport
 from tool_calls import RawCall, UnusableCall, no_call, read_hermes_calls, to_action
 
 logger = logging.getLogger(__name__)
@@ -55,8 +60,11 @@ class BrowserTool(BaseTool):
 class BrowserToolAgentLoop(ToolAgentLoop):
     """One rollout. verl builds one object per rollout, so clients and limits that are shared live in the gate."""
 
+    session_class = BrowserSession
+
     def __init__(self, *args, **kwargs) -> None:
         super().__init__(*args, **kwargs)
+        _require_checked_dataset(self.dataset_cls)
         self.limits = EpisodeLimits.from_section(self.config.get("browser"))
         if self.response_length < _MIN_TURN_TOKENS:
             raise LimitsError(f"data.max_response_length={self.response_length}: no turn fits below {_MIN_TURN_TOKENS}")
@@ -68,31 +76,50 @@ class BrowserToolAgentLoop(ToolAgentLoop):
 
     @rollout_trace_op
     async def run(self, sampling_params: dict[str, Any], priority: int = 0, **kwargs) -> AgentLoopOutput | list:
-        """Return the rollout's row, or an empty list if no attempt was valid: verl then has no row of this rollout.
+        """Return the rollout's row; for an invalid rollout an empty list (verl then has no row of it) or a flagged row.
 
         Raises TaskError for a dataset row that is no browser task.
         """
         task = BrowserTask.from_row(kwargs)
         request_id = self._make_request_id(priority, self.rollout_config.full_determinism)
-        for attempt in range(1, self.limits.max_attempts + 1):
-            episode = await self._attempt(task, sampling_params, request_id)
-            self.episode_log.write(episode.record(task, attempt))
-            if episode.failure is None:
-                return self._to_output(episode, attempt)
-            logger.warning("Attempt %d of rollout %s failed: %s", attempt, task.rollout_name, episode.failure)
-            if not episode.failure.retryable or attempt == self.limits.max_attempts:
-                break
+        episode, attempts = await self._run_attempts(task, sampling_params, request_id)
+        await self.gate.report(RolloutReport(task.global_step, task.uid, task.rollout, episode.reward, tuple(attempts)))
+        if episode.failure is None:
+            return self._to_output(episode, len(attempts))
+        return [] if self.settings.drop_invalid else self._flagged_output(episode, len(attempts), task.global_step)
+
+    async def _run_attempts(
+        self, task: BrowserTask, sampling_params: dict[str, Any], request_id: str
+    ) -> tuple[Episode, list[AttemptReport]]:
+        """Return the last attempt, which is the first valid one if there is one, and what became of each."""
+        reports: list[AttemptReport] = []
+        lost_s = 0.0
+        while True:
+            episode = await self._attempt(task, sampling_params, request_id, lost_s)
+            reports.append(episode.report())
+            self.episode_log.write(episode.record(task, len(reports)))
+            failure = episode.failure
+            if failure is None:
+                return episode, reports
+            logger.warning("Attempt %d of rollout %s failed: %s", len(reports), task.rollout_name, failure)
+            if not failure.retryable or len(reports) >= self.limits.max_attempts:
+                return episode, reports
+            wait_s = max(self._backoff_s(len(reports)), min(failure.retry_after_s or 0.0, _MAX_BACKOFF_S))
+            lost_s = episode.used_s + wait_s
+            if lost_s >= self.limits.episode_deadline_s:
+                return episode, reports
             # A fresh request id: the engine must not count the spoiled attempt's prefix as this one's conversation.
             request_id = uuid4().hex
-            await asyncio.sleep(self._backoff_s(attempt))
-        return []
+            await asyncio.sleep(wait_s)
 
     def _backoff_s(self, attempt: int) -> float:
         return min(_MAX_BACKOFF_S, self.limits.retry_backoff_s * 2 ** (attempt - 1)) * random.uniform(0.5, 1.0)
 
-    async def _attempt(self, task: BrowserTask, sampling_params: dict[str, Any], request_id: str) -> Episode:
-        episode = Episode(request_id=request_id, sampling_params=sampling_params)
-        async with BrowserSession(self.settings, self.gate) as session:
+    async def _attempt(
+        self, task: BrowserTask, sampling_params: dict[str, Any], request_id: str, lost_s: float
+    ) -> Episode:
+        episode = Episode(request_id=request_id, sampling_params=sampling_params, lost_s=lost_s)
+        async with self.session_class(self.settings, self.gate, self.limits.blocked_patterns) as session:
             episode.session = session
             episode.failure = await session.seed(task.initial_url, task.verifier_metadata)
             if episode.failure is None:
@@ -146,7 +173,7 @@ class BrowserToolAgentLoop(ToolAgentLoop):
             observation = note + await self._act(episode, call)
         episode.check_limits(self.limits)
         if episode.failure is None and episode.stop_reason is None:
-            await self._append_observation(episode, message, observation)
+            self._append_observation(episode, message, observation)
 
     async def _generate(self, episode: Episode, max_tokens: int) -> TokenOutput | None:
         """Return the policy's reply, merged into the episode's tokens; None if the episode ended instead."""
@@ -169,13 +196,13 @@ class BrowserToolAgentLoop(ToolAgentLoop):
         if not output.token_ids:
             episode.failure = failure_of(FailureKind.ENGINE_ERROR, f"no tokens, stop_reason={output.stop_reason}")
             return None
+        builder = self.continuous_token_builder
         logprobs = episode.response_logprobs if (episode.response_logprobs or output.log_probs) else None
-        merged, mask, logprobs = await self.ct_merge_assistant_token(
-            episode.token_ids,
-            output.token_ids,
-            episode.response_mask,
-            logprobs,
-            assistant_logprobs=output.log_probs if output.log_probs else None,
+        # Not verl's ct_merge_*: they go through a thread pool, where a turn waits longer for the GIL than a merge takes
+        # (benchmarks/loop_overhead.py).
+        merged = builder.merge_assistant_tokens(episode.token_ids, output.token_ids)
+        mask, logprobs = builder.align_response_metadata(
+            merged, episode.response_mask, logprobs, assistant_logprobs=output.log_probs or None
         )
         episode.add_reply(merged.token_ids, mask, logprobs, output)
         return output
@@ -206,43 +233,35 @@ class BrowserToolAgentLoop(ToolAgentLoop):
             return ""
         if step.observation:
             episode.elements = read_elements(step.observation)
-        if action.name is ActionName.FINISH:
+        if action.name is ActionName.FINISH or step.done:
             episode.stop_reason = StopReason.FINISHED
         return f"The action failed. {step.error}" if step.error else step.observation
 
-    async def _append_observation(self, episode: Episode, message: dict, observation: str) -> None:
+    def _append_observation(self, episode: Episode, message: dict, observation: str) -> None:
         """Add the reply and the observation to the conversation, unless no turn would fit behind it."""
         shown = defuse_markup(observation, self.added_tokens)
-        shown = cut_to_tokens(shown, self.tokenizer, self.limits.max_observation_tokens)
         previous = [*episode.messages, message]
         # A chat template has a place for a tool response only behind a tool call.
         role = "tool" if "tool_calls" in message else "user"
         updated = [*previous, {"role": role, "content": shown}]
-        merged, mask, logprobs = await self.ct_merge_context_msg(
-            previous,
-            updated,
-            episode.token_ids,
-            episode.response_mask,
-            episode.response_logprobs or None,
-            tools=self.tool_schemas,
+        merged = self._merge(previous, updated, episode)
+        # Most observations fit, and then the tokens around them do too; counting first would encode each of them twice.
+        if merged.appended_token_count > self.limits.max_observation_tokens:
+            updated[-1]["content"] = cut_to_tokens(shown, self.tokenizer, self.limits.max_observation_tokens)
+            merged = self._merge(previous, updated, episode)
+        mask, logprobs = self.continuous_token_builder.align_response_metadata(
+            merged, episode.response_mask, episode.response_logprobs or None
         )
         if len(mask) + _MIN_TURN_TOKENS > self.response_length:
             episode.stop_reason = StopReason.CONTEXT_FULL
             return
         episode.add_context(updated, merged.token_ids, mask, logprobs)
 
-    def _to_output(self, episode: Episode, attempt: int) -> AgentLoopOutput:
-        extra_fields = {
-            **episode.engine_fields,
-            "turn_scores": [],
-            "tool_rewards": [],
-            "env_invalid": False,
-            "failure_kind": "",
-            "rollout_row": 0,
-            "rollout_rows": 1,
-            "attempts": attempt,
-            "reward_extra_info": episode.reward_extra_info(),
-        }
+    def _merge(self, previous: list[dict], updated: list[dict], episode: Episode) -> MergeResult:
+        tools = self.tool_schemas if _tools_matter(self.continuous_token_builder, self.tool_schemas) else None
+        return self.continuous_token_builder.merge_context_tokens(previous, updated, episode.token_ids, tools=tools)
+
+    def _to_output(self, episode: Episode, attempts: int) -> AgentLoopOutput:
         return AgentLoopOutput(
             prompt_ids=episode.token_ids[: episode.prompt_tokens],
             response_ids=episode.token_ids[episode.prompt_tokens :],
@@ -250,10 +269,80 @@ class BrowserToolAgentLoop(ToolAgentLoop):
             response_logprobs=episode.response_logprobs or None,
             reward_score=episode.reward,
             num_turns=2 * episode.turns + 1,
-            metrics=AgentLoopMetrics(
-                generate_sequences=episode.generation_s,
-                tool_calls=episode.session.environment_s,
-                num_preempted=episode.num_preempted,
-            ),
-            extra_fields=extra_fields,
+            metrics=self._metrics(episode),
+            extra_fields=self._extra_fields(episode, attempts),
+        )
+
+    def _flagged_output(self, episode: Episode, attempts: int, global_step: int) -> AgentLoopOutput:
+        """Return a row that says only why the rollout is invalid: no token of a spoiled attempt, nothing trained.
+
+        Same size as verl's own padding rows. The reward of 0 is there because every row needs one; nothing reads it
+        (patches.py, group_stats.py).
+        """
+        eos = self.tokenizer.eos_token_id
+        weights = {"global_steps": global_step, "min_global_steps": global_step, "max_global_steps": global_step}
+        return AgentLoopOutput(
+            prompt_ids=[eos] * min(SYNTHETIC_PADDING_SEQ_LEN - 1, self.prompt_length),
+            response_ids=[eos],
+            response_mask=[0],
+            response_logprobs=[0.0] if self.rollout_config.calculate_log_probs else None,
+            reward_score=0.0,
+            num_turns=0,
+            metrics=self._metrics(episode),
+            extra_fields=weights | self._extra_fields(episode, attempts),
+        )
+
+    def _metrics(self, episode: Episode) -> AgentLoopMetrics:
+        return AgentLoopMetrics(
+            generate_sequences=episode.generation_s,
+            tool_calls=episode.session.environment_s,
+            num_preempted=episode.num_preempted,
+        )
+
+    def _extra_fields(self, episode: Episode, attempts: int) -> dict[str, Any]:
+        return {
+            **episode.engine_fields,
+            "turn_scores": [],
+            "tool_rewards": [],
+            "env_invalid": episode.failure is not None,
+            "failure_kind": str(episode.failure.kind) if episode.failure else "",
+            "rollout_row": 0,
+            "rollout_rows": 1,
+            "attempts": attempts,
+            "reward_extra_info": episode.reward_extra_info(),
+        }
+
+
+def _tools_matter(builder: ContinuousTokenBuilder, tools: list[dict]) -> bool:
+    """Return whether the chat template renders a later message differently when it is given the tools.
+
+    The builder renders a made-up conversation in front of each observation; the tools' schemas are the longest part of
+    it, and templates such as Qwen's put them into the system message alone.
+    """
+    known = _TOOLS_MATTER.setdefault(builder.tokenizer, {})
+    if builder.__class__ not in known:
+        call = {"type": "function", "function": {"name": "browser", "arguments": {}}}
+        before = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+        later = [{"role": role, "content": "URL: http://a/\nTEXT:\n  b"} for role in ("tool", "user")]
+        known[builder.__class__] = any(
+            builder.tokenize_context_incremental_messages(before, [*before, message], tools=tools)
+            != builder.tokenize_context_incremental_messages(before, [*before, message])
+            for message in later
+        )
+    return known[builder.__class__]
+
+
+_TOOLS_MATTER: weakref.WeakKeyDictionary[Any, dict[type, bool]] = weakref.WeakKeyDictionary()
+
+
+def _require_checked_dataset(dataset_cls: type | None) -> None:
+    """Raise TaskError unless the rows come from the recipe's dataset.
+
+    The dataset is built in the trainer's process, where advantages are computed, and refuses to start there without
+    the recipe's patch. A worker can't look into that process, so it insists on the dataset.
+    """
+    if not (isinstance(dataset_cls, type) and issubclass(dataset_cls, NeMoGymBrowserDataset)):
+        raise TaskError(
+            f"browser_tool_agent needs rows of NeMoGymBrowserDataset, not of {dataset_cls}: set "
+            "data.custom_cls.path=pkg://dataset data.custom_cls.name=NeMoGymBrowserDataset"
         )

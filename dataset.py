@@ -26,6 +26,7 @@ import logging
 import sys
 from typing import Any
 
+import patches
 from rollout_rows import BrowserRow, FileRows, read_file, read_rows
 
 AGENT_NAME = "browser_tool_agent"
@@ -106,7 +107,8 @@ class NeMoGymBrowserDataset(Dataset):
     rows), takes its columns from the file and swallows errors of the chat template. Resuming needs no state here:
     the same files and `data` settings give the same rows, and the stateful dataloader keeps its own position.
 
-    Raises RowsError listing every row that cannot be trained on; ValueError when no row is left.
+    Raises RowsError listing every row that cannot be trained on; ValueError when no row is left; patches.PatchError
+    in a trainer's process without the recipe's patch, since verl builds its datasets where it computes advantages.
     """
 
     def __init__(
@@ -119,6 +121,7 @@ class NeMoGymBrowserDataset(Dataset):
     ):
         from verl.utils.fs import copy_to_local
 
+        patches.require_applied()
         self.tokenizer = tokenizer
         self.processor = processor
         self.config = config

@@ -14,8 +14,9 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from types import TracebackType
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import aiohttp
 
-from environment_gate import EnvironmentGate
+from environment_gate import EnvironmentGate, Pass
 from rollout_failures import (
     Call,
     CallContext,
@@ -132,7 +133,10 @@ _VERIFY_BODY: Mapping[str, Any] = {
 class BrowserSession:
     """One browser session, for one attempt of a rollout: `async with BrowserSession(settings, gate) as session`."""
 
-    def __init__(self, settings: RecipeSettings, gate: EnvironmentGate) -> None:
+    def __init__(
+        self, settings: RecipeSettings, gate: EnvironmentGate, blocked_patterns: Iterable[str | re.Pattern[str]] = ()
+    ) -> None:
+        """Make a session; `blocked_patterns`, case ignored, tell a human check from a page of the site."""
         self._settings = settings
         self._gate = gate
         self._base_url = ""
@@ -141,7 +145,16 @@ class BrowserSession:
         self._shielded: asyncio.Task[_Answer] | None = None
         self._closing: asyncio.Task[None] | None = None
         self._verdict: Verdict | None = None
+        self._blocked_patterns = tuple(
+            re.compile(p, re.IGNORECASE) if isinstance(p, str) else p for p in blocked_patterns
+        )
         self._context = CallContext(Call.SEED)
+        self._open_slot: int | None = None
+        self._closed = False
+        self.opened = False
+        """The server answered the seed: a browser was opened."""
+        self.last_call = ""
+        """The last call that was made, seed to verify; empty before any. The close does not count."""
         self.failure: Failure | None = None
         """The first fatal failure of the session."""
         self.environment_s = 0.0
@@ -152,7 +165,7 @@ class BrowserSession:
     async def __aenter__(self) -> Self:
         """Return the session once it may be open. Raises SettingsError when no address is set."""
         self._base_url = self._settings.require_environment_url()
-        await self._wait_at_gate(self._gate.take_open_slot())
+        self._open_slot = await self._wait_at_gate(self._gate.take_open_slot())
         # unsafe=True: aiohttp's default jar drops the cookies of hosts that are IP addresses.
         self._http = aiohttp.ClientSession(
             cookie_jar=aiohttp.CookieJar(unsafe=True),
@@ -174,25 +187,25 @@ class BrowserSession:
     async def seed(self, initial_url: str, verifier_metadata: Mapping[str, Any]) -> Failure | None:
         """Open a browser on the task's start page; return why that failed, or None.
 
-        While the server refuses connections this waits with all other sessions behind the gate's one probe.
+        While the environment is down this waits at the gate, and a refused connection is asked for again.
         """
         body = {"initial_url": initial_url, "verifier_metadata": dict(verifier_metadata)}
-        self._context = CallContext(Call.SEED, start_url=initial_url)
+        self._context = CallContext(Call.SEED, start_url=initial_url, blocked_patterns=self._blocked_patterns)
         gives_up_at = time.monotonic() + self._settings.outage_patience_s
         async with self._lock:
             if self.failure is not None:
                 return self.failure
             while True:
-                if self._gate.down and not await self._wait_at_gate(self._gate.wait_until_up()):
+                slot, answer = await self._wait_at_gate(self._gate.take_seed_slot())
+                if answer is Pass.REFUSED:
                     break
-                failure = (await self._call_shielded(Call.SEED, body, self._settings.seed_timeout_s)).failure
+                failure = (await self._shielded_call(Call.SEED, self._seed_in_slot(slot, body))).failure
                 if failure is None or failure.kind is not FailureKind.ENVIRONMENT_UNREACHABLE:
                     return self._latch(failure)
-                self._gate.note_down()
-                if time.monotonic() > gives_up_at:
+                if answer is Pass.LAST_CHANCE or time.monotonic() > gives_up_at:
                     break
             patience_s = self._settings.outage_patience_s
-            evidence = f"{self._base_url} refused connections for more than {patience_s:g} s (outage patience)"
+            evidence = f"{self._base_url} was down for more than {patience_s:g} s (outage patience)"
             return self._latch(failure_of(FailureKind.ENVIRONMENT_DOWN, evidence))
 
     async def act(self, action: BrowserAction) -> StepResult:
@@ -204,7 +217,7 @@ class BrowserSession:
             call = Call(action.name.value)
             self._note_action(action)
             answer = await self._timed(call, self._call(call, _action_body(action), self._settings.act_timeout_s))
-            result = self._step_result(answer, self._context_of(call), time.monotonic() - started)
+            result = self._step_result(answer, self._context.for_call(call), time.monotonic() - started)
             self._latch(result.failure)
             if self.failure is not None:
                 # At once and not at the end of the rollout: it is what frees a session whose observe never answers.
@@ -230,8 +243,9 @@ class BrowserSession:
             return self._verdict
 
     async def _score(self) -> tuple[float | None, Failure | None]:
-        answer = await self._call_shielded(Call.VERIFY, dict(_VERIFY_BODY), self._settings.verify_timeout_s)
-        failure = answer.failure or classify_verdict(answer.content, self._context_of(Call.VERIFY))
+        slot = await self._wait_at_gate(self._gate.take_verify_slot())
+        answer = await self._shielded_call(Call.VERIFY, self._verify_in_slot(slot))
+        failure = answer.failure or classify_verdict(answer.content, self._context.for_call(Call.VERIFY))
         return (None, failure) if failure else (float(answer.content["reward"]), None)
 
     def _latch(self, failure: Failure | None) -> Failure | None:
@@ -240,15 +254,9 @@ class BrowserSession:
             self.failure = failure
         return failure
 
-    def _context_of(self, call: Call) -> CallContext:
-        known = self._context
-        return CallContext(call, known.start_url, known.policy_url, known.acted)
-
     def _note_action(self, action: BrowserAction) -> None:
-        known = self._context
-        url = action.url if action.name is ActionName.NAVIGATE else known.policy_url
-        acted = known.acted or action.name is not ActionName.OBSERVE
-        self._context = CallContext(known.call, known.start_url, url, acted)
+        if action.name is not ActionName.OBSERVE:
+            self._context = self._context.after_action(url=action.url, text=action.text)
 
     def _step_result(self, answer: _Answer, context: CallContext, elapsed_s: float) -> StepResult:
         """Return the answer as a step; a page that was shown settles where the policy is."""
@@ -261,30 +269,47 @@ class BrowserSession:
             return StepResult("", False, failure.evidence, failure, elapsed_s)
         failure = classify_error(error, context) if error else classify_observation(observation, context)
         if failure is None and observation:
-            self._context = CallContext(context.call, context.start_url, None, context.acted)
+            self._context = self._context.after_page()
         return StepResult(observation, done, error, failure, elapsed_s)
 
-    async def _call_shielded(self, call: Call, body: dict[str, Any], timeout_s: float) -> _Answer:
+    async def _shielded_call(self, call: Call, work: Coroutine[Any, Any, _Answer]) -> _Answer:
         """Return the answer to a seed or a verify, which runs to its end even if this call is cancelled."""
-        await self._wait_at_gate(self._gate.take_seed_slot())
-        self._shielded = self._gate.keep(self._call_in_slot(call, body, timeout_s))
+        self._shielded = self._gate.keep(work)
         return await self._timed(call, asyncio.shield(self._shielded))
 
-    async def _call_in_slot(self, call: Call, body: dict[str, Any], timeout_s: float) -> _Answer:
+    async def _seed_in_slot(self, slot: int, body: dict[str, Any]) -> _Answer:
+        """Seed, and tell the gate what that says of the environment; here, since the caller may be gone by then."""
+        answer = None
         try:
-            return await self._call(call, body, timeout_s)
+            answer = await self._call(Call.SEED, body, self._settings.seed_timeout_s)
+            self.opened = answer.failure is None
+            return answer
         finally:
-            self._gate.free_seed_slot()
+            if answer is None:
+                self._gate.free_seed_slot(slot)
+            else:
+                self._gate.note_seed(slot, answer.failure)
+
+    async def _verify_in_slot(self, slot: int) -> _Answer:
+        try:
+            answer = await self._call(Call.VERIFY, dict(_VERIFY_BODY), self._settings.verify_timeout_s)
+            self._closed = answer.failure is None  # an answered verify has closed the browser
+            return answer
+        finally:
+            self._gate.free_verify_slot(slot)
 
     async def _call(self, call: Call, body: dict[str, Any], timeout_s: float) -> _Answer:
         """Return the answer to one call; every way to fail comes back as a classified failure."""
-        context = self._context_of(call)
+        context = self._context.for_call(call)
+        if call is not Call.CLOSE:
+            self.last_call = str(call)
         try:
             async with asyncio.timeout(timeout_s):
                 async with self._http.post(self._base_url + _PATHS[call], json=body, allow_redirects=False) as response:
                     text = await response.text()
             if response.status != 200:
-                return _Answer({}, classify_status(response.status, text, context))
+                retry_after = response.headers.get("Retry-After")
+                return _Answer({}, classify_status(response.status, text, context, retry_after=retry_after))
             content = json.loads(text)
         except (aiohttp.ClientError, OSError, ValueError) as error:
             return _Answer({}, classify_exception(error, context))
@@ -302,10 +327,11 @@ class BrowserSession:
             await asyncio.wait({self._closing})
         finally:
             await self._http.close()
-            self._gate.free_open_slot()
+            self._gate.free_open_slot(self._open_slot, closed=self.opened and self._closed)
 
     async def _close(self) -> None:
         answer = await self._call(Call.CLOSE, {}, self._settings.close_timeout_s)
+        self._closed = self._closed or answer.failure is None
         if answer.failure is not None:
             logger.warning("Session could not be closed: %s", answer.failure.evidence)
 
@@ -316,7 +342,7 @@ class BrowserSession:
         try:
             return await work
         except asyncio.CancelledError:
-            self._latch(classify_exception(TimeoutError("the caller gave up on it"), self._context_of(call)))
+            self._latch(classify_exception(TimeoutError("the caller gave up on it"), self._context.for_call(call)))
             raise
         finally:
             self.environment_s += time.monotonic() - started

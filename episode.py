@@ -13,6 +13,7 @@ from episode_limits import EpisodeLimits
 from episode_log import AttemptRecord
 from observations import Element
 from rollout_failures import Failure, FailureKind, Fault, failure_of
+from rollout_stats import AttemptReport
 from tool_calls import UnusableCall
 
 
@@ -60,6 +61,8 @@ class Episode:
     stop_reason: StopReason | None = None
     reward: float | None = None
     failure: Failure | None = None
+    lost_s: float = 0.0
+    """Seconds of the rollout's deadline that its earlier attempts, all spoiled by the environment, have used up."""
 
     def open(self, messages: list[dict[str, Any]], prompt_ids: list[int]) -> None:
         """Start the conversation with a prompt."""
@@ -78,7 +81,12 @@ class Episode:
 
     def remaining_s(self, limits: EpisodeLimits) -> float:
         """Return the seconds left of the episode deadline; at least 0."""
-        return max(0.0, limits.episode_deadline_s - self.generation_s - self.session.environment_s)
+        return max(0.0, limits.episode_deadline_s - self.used_s)
+
+    @property
+    def used_s(self) -> float:
+        """Seconds of the episode deadline that are used up, by this attempt and those before it."""
+        return self.lost_s + self.generation_s + self.session.environment_s
 
     def add_reply(self, token_ids: list[int], mask: list[int], logprobs: list[float] | None, output: Any) -> None:
         """Take over the tokens with the policy's reply merged in, and the engine's fields."""
@@ -124,7 +132,7 @@ class Episode:
 
     def end_by_deadline(self) -> None:
         """End the episode for lack of time: the policy's own end, unless the environment used up most of the time."""
-        environment_s = self.session.environment_s
+        environment_s = self.lost_s + self.session.environment_s
         # Without a single reply there is nothing to train on, and it was the engine that used up the time.
         if environment_s > self.generation_s or self.turns == 0:
             evidence = f"environment {environment_s:.1f} s, generation {self.generation_s:.1f} s"
@@ -149,6 +157,19 @@ class Episode:
             "environment_s": self.session.environment_s,
         }
 
+    def report(self) -> AttemptReport:
+        """Return the attempt as the metrics count it."""
+        return AttemptReport(
+            failure_kind=str(self.failure.kind) if self.failure else "",
+            fault=str(self.failure.fault) if self.failure else "",
+            last_action=self._last_action(),
+            turns=self.turns,
+        )
+
+    def _last_action(self) -> str:
+        done = [action for action in self.actions if not action.startswith("!") and action != ActionName.FINISH]
+        return done[-1] if done else self.session.last_call
+
     def record(self, task: BrowserTask, attempt: int) -> AttemptRecord:
         """Return the attempt's line for the episode log."""
         return AttemptRecord(
@@ -163,6 +184,7 @@ class Episode:
             reward=None if self.failure else self.reward,
             failure_kind=str(self.failure.kind) if self.failure else "",
             failure_evidence=self.failure.evidence if self.failure else "",
+            last_call=self.session.last_call,
             turns=self.turns,
             unusable_calls=self.unusable_calls,
             actions=self.actions,

@@ -40,6 +40,8 @@ class AttemptRecord:
     failure_kind: str = ""
     """Why the attempt is invalid; empty if it is valid."""
     failure_evidence: str = ""
+    last_call: str = ""
+    """The last call to the environment: seed, observe, navigate, click, type, finish or verify."""
     turns: int = 0
     unusable_calls: int = 0
     actions: list[str] = field(default_factory=list)

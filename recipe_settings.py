@@ -9,6 +9,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 PREFIX = "NEMO_GYM_BROWSER_"
+_SWITCHES = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
 
 class SettingsError(ValueError):
@@ -50,13 +51,19 @@ class RecipeSettings:
     """Longest time that closing a session may hold up its rollout."""
 
     max_open_sessions: int = _setting(f"{PREFIX}MAX_OPEN_SESSIONS", 16, int)
-    """Browser sessions open at once, per agent-loop worker."""
+    """Browser sessions open at once, over all agent-loop workers."""
 
     max_concurrent_seeds: int = _setting(f"{PREFIX}MAX_CONCURRENT_SEEDS", 2, int)
-    """Seeds and verifies under way at once, per agent-loop worker."""
+    """Seeds and verifies under way at once, over all agent-loop workers."""
 
     outage_patience_s: float = _setting(f"{PREFIX}OUTAGE_PATIENCE_S", 600.0, float)
-    """How long sessions wait for a server that refuses connections before they give up."""
+    """How long sessions wait for an environment that is down before they give up."""
+
+    outage_after_seeds: int = _setting(f"{PREFIX}OUTAGE_AFTER_SEEDS", 10, int)
+    """Seeds in a row spoiled by the environment after which it counts as down; a refused connection counts at once."""
+
+    drop_invalid: bool = _setting(f"{PREFIX}DROP_INVALID", False, bool)
+    """Whether an invalid rollout returns no row at all; if not, one flagged row that neither trains nor votes."""
 
     episode_log_dir: Path | None = _setting(f"{PREFIX}EPISODE_LOG_DIR", None, Path)
     """Folder for the episode log; None writes no log."""
@@ -133,6 +140,10 @@ def _unknown_variables(environ: Mapping[str, str]) -> list[str]:
 def _parsed(text: str, metadata: Mapping) -> object:
     """Return the value that `text` spells. Raises ValueError saying what is allowed."""
     kind, minimum = metadata["kind"], metadata["minimum"]
+    if kind is bool:
+        if text.lower() not in _SWITCHES:
+            raise ValueError(f"must be one of {', '.join(_SWITCHES)}")
+        return _SWITCHES[text.lower()]
     if kind in (int, float):
         try:
             text = kind(text)
@@ -150,6 +161,10 @@ def _checked(value: object, kind: type) -> object:
         return None if value is None else _base_url(value)
     if kind is Path:
         return None if value is None else Path(value).expanduser()
+    if kind is bool:
+        if not isinstance(value, bool):
+            raise ValueError("must be True or False")
+        return value
     if kind is int:
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ValueError("must be a whole number of at least 1")

@@ -20,8 +20,8 @@ class AttemptReport:
     """Empty for a valid attempt."""
     fault: str
     """Whose doing the failure was; empty for a valid attempt."""
-    last_call: str
-    """The call to the environment just before the end: seed, observe, navigate, click, type, finish or verify."""
+    last_action: str
+    """What the policy did last, finish aside, which breaks nothing; if it did nothing, the last call that was made."""
     turns: int
 
 
@@ -29,8 +29,6 @@ class AttemptReport:
 class RolloutReport:
     """One rollout after its last attempt."""
 
-    partition: str
-    """`train` or `val`, as verl names them."""
     global_step: int
     uid: str
     """The group: verl's id of the prompt in this step."""
@@ -64,7 +62,7 @@ class StepSummary:
     spoiled_attempts: int
     """Attempts that failed, those of rollouts that a later attempt saved included."""
     environment_failures_after: dict[str, int]
-    """Attempts that failed by the environment's fault, by the call just before."""
+    """Attempts that failed by the environment's fault, by the policy's last action."""
 
     @property
     def invalid(self) -> int:
@@ -90,13 +88,13 @@ class StepSummary:
             invalid_by_kind=dict(Counter(report.failure_kind for report in reports if not report.valid)),
             attempts=len(attempts),
             spoiled_attempts=sum(bool(attempt.failure_kind) for attempt in attempts),
-            environment_failures_after=dict(Counter(attempt.last_call for attempt in blamed_on_environment)),
+            environment_failures_after=dict(Counter(attempt.last_action for attempt in blamed_on_environment)),
         )
 
     def metrics(self, prefix: str = "browser") -> dict[str, float]:
         """Return the metrics of a step.
 
-        `environment_failures_after/<call>` is the share of all environment failures that came right after that call: a
+        `environment_failures_after/<action>` is the share of all environment failures that came after that action: a
         share that grows for one action of the policy shows that it learns to break its way out of a rollout.
         """
         metrics = {
@@ -112,8 +110,8 @@ class StepSummary:
         for kind, count in self.invalid_by_kind.items():
             metrics[f"{prefix}/invalid_share/{kind}"] = count / self.rollouts
         failures = sum(self.environment_failures_after.values())
-        for call, count in self.environment_failures_after.items():
-            metrics[f"{prefix}/environment_failures_after/{call}"] = count / failures
+        for action, count in self.environment_failures_after.items():
+            metrics[f"{prefix}/environment_failures_after/{action}"] = count / failures
         return metrics
 
     def text(self) -> str:

@@ -22,6 +22,7 @@ import aiohttp
 
 from recipe_settings import RecipeSettings, SettingsError
 from rollout_failures import (
+    DEFAULT_BLOCKED_PATTERNS,
     Call,
     CallContext,
     Failure,
@@ -42,6 +43,8 @@ SHIPPED_TARGET = "form.html"
 CONNECT_S = 10.0
 CLOSE_S = 10.0
 """Longest wait for the close, which comes even after --timeout has run out: an open browser costs the server memory."""
+
+BLOCKED_PATTERNS = tuple(re.compile(pattern, re.IGNORECASE) for pattern in DEFAULT_BLOCKED_PATTERNS)
 
 # The least that /verify takes: it answers 422 without these keys and reads none of them.
 VERIFY_BODY = {
@@ -84,6 +87,10 @@ ADVICE = {
     ),
     FailureKind.START_PAGE_FAILED: (
         "The browser works but could not open the start page. From the server's machine, fetch that address with curl."
+    ),
+    FailureKind.PAGE_BLOCKED: (
+        "The site shows a human check instead of its page: it takes the server's machine for a bot. Let the browser go "
+        "out by another address, or leave this site's tasks out of the dataset."
     ),
     FailureKind.SEED_TIMEOUT: _HUNG,
     FailureKind.ACT_TIMEOUT: _HUNG,
@@ -203,7 +210,7 @@ class Smoke:
         """Return the observation that one browser action answers. Raises StepFailed."""
         answer = await self.post(call, path, body)
         error, observation = answer.get("error"), answer.get("observation")
-        context = CallContext(call, start_url=self.start_page)
+        context = CallContext(call, start_url=self.start_page, blocked_patterns=BLOCKED_PATTERNS)
         if error:
             raise StepFailed(classify_error(str(error), context), _short(str(error)))
         if not isinstance(observation, str):

@@ -1,20 +1,25 @@
 """What the agent loop costs over bare HTTP: rollouts of the loop beside the same requests without it, in one run.
 
-python benchmarks/loop_overhead.py [--turns 10] [--repeats 3]
+python benchmarks/loop_overhead.py [--turns 10] [--repeats 3] [--levels 1 64 512]
 
 Both sides talk to the fake environment in a process of its own, with a policy that answers at once, so what differs is
-the loop's own work: sessions, parsing, tokenising, failure checks. Printed per concurrency: milliseconds per turn of
-both, their ratio, and the loop's own milliseconds per turn (medians over the repeats).
+the loop's own work: sessions, parsing, tokenising, failure checks. Two environments: one that answers as fast as it
+can, so that every millisecond of the client shows, and one that answers after the time that the real server took when
+it was measured with one session (LATENCY_S). Printed per number of concurrent rollouts in one worker, medians over the
+repeats: milliseconds per turn of both, their ratio, the client's own CPU milliseconds per turn beyond the bare
+requests', and how much memory a rollout holds at the peak and how much of it stays.
 """
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import statistics
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import aiohttp
@@ -28,16 +33,19 @@ sys.path.insert(0, str(ROOT))
 
 from browser_agent_loop import BrowserToolAgentLoop  # noqa: E402
 from cpu.policy_tokenizer import build_tokenizer, tool_schema  # noqa: E402
+from dataset import NeMoGymBrowserDataset  # noqa: E402
 from environment_gate import EnvironmentGate  # noqa: E402
 from environment_session import _VERIFY_BODY  # noqa: E402
 from episode_limits import EpisodeLimits  # noqa: E402
 from recipe_settings import RecipeSettings  # noqa: E402
 
+# Seconds, one session on the real server (Debian's chromium-headless-shell, 2 cores).
+LATENCY_S = {"/seed_session": 0.476, "/browser_observe": 0.086, "/browser_finish": 0.05, "/verify": 0.058}
 SERVER = """
-import asyncio, sys
+import asyncio, json, sys
 from tests.fake_environment import FakeEnvironment
 async def main():
-    async with FakeEnvironment() as environment:
+    async with FakeEnvironment(latency_s=json.loads(sys.argv[1])) as environment:
         print(environment.url, flush=True)
         await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
 asyncio.run(main())
@@ -93,7 +101,7 @@ class Loops:
             server_manager=InstantPolicy(self.tokenizer, self.turns),
             tokenizer=self.tokenizer,
             processor=None,
-            dataset_cls=None,
+            dataset_cls=NeMoGymBrowserDataset,
             data_config=DictConfigWrap(self.config.data),
             hf_model_type="qwen3",
             tools=self.tools,
@@ -120,40 +128,65 @@ async def bare_rollout(url: str, turns: int) -> None:
         await post("/close_session", {})
 
 
-async def seconds(rollouts: list) -> float:
-    """Return how long these rollouts take together."""
-    started = time.perf_counter()
+@dataclass(frozen=True)
+class Cost:
+    """What some rollouts took together."""
+
+    wall_s: float
+    cpu_s: float
+    """Of this process alone."""
+
+
+async def cost(rollouts: list) -> Cost:
+    """Return what these rollouts take, run at once."""
+    wall, cpu = time.perf_counter(), time.process_time()
     await asyncio.gather(*rollouts)
-    return time.perf_counter() - started
+    return Cost(time.perf_counter() - wall, time.process_time() - cpu)
+
+
+def resident_kib(field: str = "VmRSS") -> int:
+    """Return the process's resident memory; VmHWM is its peak."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(field))
 
 
 async def measure(url: str, turns: int, repeats: int, levels: list[int]) -> None:
     """Print a line for each level of concurrency; the two sides take turns, so that both see the same machine."""
-    loops = Loops(url, turns)
+    with contextlib.redirect_stdout(sys.stderr):  # verl prints each tool's schema as it loads it
+        loops = Loops(url, turns)
     await loops.run()
-    print(f"{'rollouts':>8} {'bare ms/turn':>13} {'loop ms/turn':>13} {'ratio':>6} {'own ms/turn':>12}")
+    print("rollouts  bare ms/turn  loop ms/turn  ratio  own CPU ms  KiB each  stays")
     for level in levels:
         bare, own = [], []
+        before = resident_kib()
         for _ in range(repeats):
-            bare.append(await seconds([bare_rollout(url, turns) for _ in range(level)]))
-            own.append(await seconds([loops.run() for _ in range(level)]))
+            bare.append(await cost([bare_rollout(url, turns) for _ in range(level)]))
+            own.append(await cost([loops.run() for _ in range(level)]))
+        peak, after = resident_kib("VmHWM"), resident_kib()
+        low, high = (statistics.median(c.wall_s for c in side) for side in (bare, own))
+        cpu = statistics.median(c.cpu_s for c in own) - statistics.median(c.cpu_s for c in bare)
         scale = 1000 / (level * turns)
-        low, high = statistics.median(bare) * scale, statistics.median(own) * scale
-        print(f"{level:>8} {low:>13.3f} {high:>13.3f} {high / low:>6.2f} {high - low:>12.3f}", flush=True)
+        print(
+            f"{level:>8} {low * scale:>13.3f} {high * scale:>13.3f} {high / low:>6.2f} {cpu * scale:>11.3f} "
+            f"{(peak - before) / level:>9.0f} {(after - before) / level / repeats:>6.1f}",
+            flush=True,
+        )
 
 
 def main() -> int:
     """Run the benchmark and return 0."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--turns", type=int, default=10)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--levels", type=int, nargs="+", default=[1, 16, 64])
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--levels", type=int, nargs="+", default=[1, 64, 512])
     options = parser.parse_args()
-    command = [sys.executable, "-c", SERVER]
-    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
-        url = os.environ["NEMO_GYM_URL"] = server.stdout.readline().strip()
-        asyncio.run(measure(url, options.turns, options.repeats, options.levels))
-        server.stdin.close()
+    for name, latency in (("the real server's latency", LATENCY_S), ("an environment that answers at once", {})):
+        command = [sys.executable, "-c", SERVER, json.dumps(latency)]
+        with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+            url = os.environ["NEMO_GYM_URL"] = server.stdout.readline().strip()
+            print(name)
+            asyncio.run(measure(url, options.turns, options.repeats, options.levels))
+            server.stdin.close()
     return 0
 
 

@@ -194,10 +194,10 @@ class Progress:
                 self._shown_validations.add(path.name)
                 self._say(f"validation at step {path.stem}: success {validation_success(path)}")
         for step, data in self._folder.metrics().items():
-            if step not in self._shown_steps and "critic/score/mean" in data:
+            if step not in self._shown_steps and "browser/reward_over_valid/mean" in data:
                 self._shown_steps.add(step)
                 self._say(
-                    f"step {step}/{self._steps}: reward {data['critic/score/mean']:.3f}, "
+                    f"step {step}/{self._steps}: reward {data['browser/reward_over_valid/mean']:.3f}, "
                     f"{data['timing_s/step']:.0f} s, {data['num_turns/mean'] / 2:.1f} turns an episode"
                 )
         if time.monotonic() - self._last_line > 30:

@@ -41,7 +41,11 @@ def validation_success(path: Path) -> Success:
 def summarize(folder: RunFolder, wall_s: float) -> dict:
     """Return the figures of a run; the keys are those of `summary.json`."""
     metrics = folder.metrics()
-    rewards = {step: data["critic/score/mean"] for step, data in metrics.items() if "critic/score/mean" in data}
+    rewards = {
+        step: data["browser/reward_over_valid/mean"]
+        for step, data in metrics.items()
+        if "browser/reward_over_valid/mean" in data
+    }
     episodes, broken_lines = read_episodes(folder.episodes)
     last_step = max(rewards, default=0)
     validations = sorted(int(path.stem) for path in folder.validations.glob("*.jsonl"))

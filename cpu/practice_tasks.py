@@ -54,7 +54,12 @@ class Task:
                     {"role": "system", "content": SYSTEM_PROMPT},
                     {"role": "user", "content": self.question},
                 ],
-                "metadata": {"task_id": self.task_id, "kind": str(self.kind), "taskset": TASKSET},
+                "metadata": {
+                    "task_id": self.task_id,
+                    "kind": str(self.kind),
+                    "taskset": TASKSET,
+                    "split": str(self.split),
+                },
             },
             "initial_url": base_url + self.initial_url,
             "verifier_metadata": self.scoring_spec(base_url),

@@ -3,7 +3,14 @@
     async with FakeEnvironment(site=SITE, faults=[Fault(Do.HANG, path="/browser_observe")]) as environment:
         ...  # NEMO_GYM_URL is environment.url
 
-Deterministic: sessions are numbered in the order of their seeds, calls in the order in which they arrive.
+    # Half of the sessions lose their browser at their third action, a further fifth fails to open.
+    faults = [
+        Fault(Do.STATUS, path="/seed_session", share=0.2, status=503, retry_after="1"),
+        Fault(Do.KILL_BROWSER, step=3, share=0.7),
+    ]
+
+Deterministic: sessions are numbered in the order of their seeds, calls in the order in which they arrive, and which
+sessions a `share` strikes follows from the environment's seed and the session's number alone.
 Source: nemo-gym 0.7.0, resources_servers/interactive_browser/app.py; tests/data/recordings hold it to that.
 """
 
@@ -16,12 +23,14 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any, Self
 
 from aiohttp import web
 
-from tests.fake_site import GYM_FILES, GYM_SITE, BrowserError, FakeBrowser, Site
+from tests.fake_site import GYM_FILES, GYM_SITE, Browser, BrowserError, FakeBrowser, Site
+from tests.fault_script import CallPlace, Do, Fault, share_draw
+
+__all__ = ["Browser", "Do", "FakeEnvironment", "Fault", "Observed", "SeenCall"]
 
 COOKIE = "InteractiveBrowserResourcesServer___interactive_browser"
 SCORING_KEYS = ("final_url", "url_contains", "dom_contains", "answer_equals")
@@ -36,38 +45,6 @@ TOOLS: Mapping[str, Mapping[str, type]] = {
 RESPONSE_FIELDS = ("id", "created_at", "model", "object", "output", "tool_choice", "parallel_tool_calls", "tools")
 
 
-class Do(StrEnum):
-    """What a fault does to the call that it fits."""
-
-    STATUS = "status"  # answers `status` with `text` as a JSON string
-    ANSWER = "answer"  # answers 200 with `body`
-    ERROR = "error"  # answers 200 with `text` as the action's error
-    HANG = "hang"  # answers only after `FakeEnvironment.release()`, and then as if nothing had happened
-    DISCONNECT = "disconnect"  # drops the connection
-    GARBAGE = "garbage"  # answers 200 with `text`, which need not be JSON
-    KILL_BROWSER = "closed"  # kills the session's browser, then serves the call
-    CRASH_PAGE = "crashed"  # kills the renderer, then serves the call
-    KILL_DRIVER = "driver"  # kills Playwright's driver, then serves the call
-    LOSE_SESSION = "lose_session"  # forgets the session, then serves the call
-
-
-@dataclass(frozen=True)
-class Fault:
-    """One line of the fault script; a None fits everything."""
-
-    do: Do
-    path: str | None = None
-    session: int | None = None
-    """Number of the session, from 1; a seed counts as part of the session that it opens."""
-    call: int | None = None
-    """Number of the call among the session's calls of the same path, from 1."""
-    times: int | None = None
-    """How often the fault strikes; None: always."""
-    status: int = 500
-    text: str = "Internal Server Error"
-    body: Any = None
-
-
 @dataclass(frozen=True)
 class SeenCall:
     """One call as the fake saw it arrive."""
@@ -80,7 +57,7 @@ class SeenCall:
 @dataclass
 class _Session:
     number: int
-    browser: FakeBrowser
+    browser: Browser
     spec: Mapping[str, Any]
     answer: str | None = None
     finished: tuple[str, str] | None = None
@@ -108,13 +85,29 @@ class Observed:
 class FakeEnvironment:
     """The server. Stopping it keeps its address and loses its sessions, as a restart of the real one does."""
 
-    def __init__(self, site: Site = GYM_SITE, faults: Iterable[Fault] = (), port: int = 0) -> None:
-        self.site: Site = {**GYM_SITE, **site}
+    def __init__(
+        self,
+        site: Site = GYM_SITE,
+        faults: Iterable[Fault] = (),
+        port: int = 0,
+        *,
+        seed: int = 0,
+        browser_factory: Callable[[], Browser] | None = None,
+        latency_s: Mapping[str, float] | None = None,
+    ) -> None:
+        """Args: browser_factory opens each session's browser; None: a FakeBrowser on `site`, to which it is bound.
+        latency_s holds each answer of a path back by so many seconds."""
+        self.site: dict[str, Any] = {**GYM_SITE, **site}
+        self.seed = seed
+        self._open_browser = browser_factory or (lambda: FakeBrowser(self.site))
         self.faults = list(faults)
         self.seen = Observed()
         self.port = port
+        self._latency_s = latency_s or {}
+        self._starts: dict[str, str] = {}
         self._struck: Counter[int] = Counter()
         self._counts: Counter[tuple[str, str]] = Counter()
+        self._steps: Counter[str] = Counter()
         self._numbers: dict[str, int] = {}
         self._sessions: dict[str, _Session] = {}
         self._under_way: Counter[str] = Counter()
@@ -171,6 +164,16 @@ class FakeEnvironment:
         while not happened(self.seen):
             await self._changed.wait()
 
+    async def close_idle_connections(self) -> None:
+        """Close every connection, as a server does after its keep-alive time; no call may be under way."""
+        assert not self._under_way.total(), "a connection with a call under way is not idle"
+        for connection in list(self._runner.server.connections):
+            connection.transport.close()
+        while self._runner.server.connections:
+            await asyncio.sleep(0)
+        for _ in range(3):  # a client in the same event loop reads the end of its connection in the next rounds
+            await asyncio.sleep(0)
+
     def kill_browsers(self, how: Do = Do.KILL_BROWSER) -> None:
         """Kill the browser, renderer or driver of every open session."""
         for session in self._sessions.values():
@@ -207,7 +210,22 @@ class FakeEnvironment:
 
     async def _struck_or_answered(self, request: web.Request, session_id: str, call: SeenCall) -> web.Response:
         self._counts[session_id, call.path] += 1
-        fault = self._fault(call.path, call.session, self._counts[session_id, call.path])
+        self._steps[session_id] += call.path in TOOLS
+        step = self._steps[session_id] if call.path in TOOLS else None
+        if call.path == "/seed_session":
+            self._starts[session_id] = str(call.body.get("initial_url", ""))
+        if call.path in self._latency_s:
+            await asyncio.sleep(self._latency_s[call.path])
+        start = self._starts.get(session_id, "")
+        fault = self._fault(self.place(call.path, call.session, self._counts[session_id, call.path], step, start))
+        response = await self._answer_under(fault, request, session_id, call)
+        if fault is not None and fault.retry_after is not None:
+            response.headers["Retry-After"] = fault.retry_after
+        return response
+
+    async def _answer_under(
+        self, fault: Fault | None, request: web.Request, session_id: str, call: SeenCall
+    ) -> web.Response:
         match fault.do if fault else None:
             case Do.STATUS:
                 return web.json_response(fault.text, status=fault.status)
@@ -228,13 +246,15 @@ class FakeEnvironment:
                 self._sessions[session_id].browser.death = fault.do.value
         return self._answer(session_id, call)
 
-    def _fault(self, path: str, session: int, call: int) -> Fault | None:
+    def place(self, path: str, session: int, call: int = 1, step: int | None = None, start: str = "") -> CallPlace:
+        """Return where a call stands, for a fault to be compared with."""
+        return CallPlace(path, session, call, step, start, share_draw(self.seed, session))
+
+    def _fault(self, call: CallPlace) -> Fault | None:
         for i, fault in enumerate(self.faults):
-            wanted = ((fault.path, path), (fault.session, session), (fault.call, call))
-            if all(want in (None, got) for want, got in wanted):
-                if fault.times is None or self._struck[i] < fault.times:
-                    self._struck[i] += 1
-                    return fault
+            if fault.fits(call) and (fault.times is None or self._struck[i] < fault.times):
+                self._struck[i] += 1
+                return fault
         return None
 
     def _answer(self, session_id: str, call: SeenCall) -> web.Response:
@@ -257,7 +277,7 @@ class FakeEnvironment:
     def _seed(self, session_id: str, number: int, body: Any) -> web.Response:
         self._release(session_id)
         url = body.get("initial_url", "about:blank")
-        browser = FakeBrowser(self.site)
+        browser = self._open_browser()
         try:
             if url:
                 browser.goto(url if ":" in url else GYM_FILES + url)
@@ -320,7 +340,7 @@ def _finish(session: _Session, answer: str) -> None:
         session.finished = None
 
 
-def _graded_page(browser: FakeBrowser) -> tuple[str, str]:
+def _graded_page(browser: Browser) -> tuple[str, str]:
     browser.observe(max_elements=0)
     return browser.url, f"{browser.title} {browser.text()}"
 

@@ -6,7 +6,7 @@ that nothing was checked.
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -14,6 +14,9 @@ import pytest
 
 from cpu.gym_server import GymServer
 from cpu.processes import free_port
+from environment_session import BrowserSession, EnvironmentGate
+from rollout_failures import DEFAULT_BLOCKED_PATTERNS
+from tests.contract.episodes import settings_for
 
 HERE = Path(__file__).parent
 
@@ -25,6 +28,11 @@ PAGES = {
     "/stuck": "<title>stuck</title><p>stuck</p><script>setTimeout(() => location = '/never', 50)</script>",
     "/leaving": "<title>leaving</title><p>leaving</p><script>setTimeout(() => location = '/held', 50)</script>",
     "/held": "<title>held</title><p>held no more</p>",
+    # Says which marker the browser kept from an earlier visit, then leaves one.
+    "/marker": "<title>marker</title><p id=p></p><script>p.innerText = 'kept ' + localStorage.getItem('m') + ' ' + "
+    "document.cookie; localStorage.setItem('m', 'yes'); document.cookie = 'c=yes'</script>",
+    "/dead-link": "<title>dead link</title><a href=http://no-such-host.invalid/>nowhere</a>",
+    "/check": "<title>Just a moment...</title><h1>shop</h1><p>Verify you are human by completing the action below.",
 }
 
 
@@ -96,6 +104,15 @@ def site() -> Iterator[str]:
     opened = Site()
     yield opened.url
     opened.close()
+
+
+@pytest.fixture
+async def session(server: GymServer, nothing_left: Callable[[], Awaitable[None]]) -> AsyncIterator[BrowserSession]:
+    """Return an open session. However its test ends, no browser is left once it is closed."""
+    settings = settings_for(server, act_timeout_s=45.0)
+    async with BrowserSession(settings, EnvironmentGate(settings), DEFAULT_BLOCKED_PATTERNS) as opened:
+        yield opened
+    await nothing_left()
 
 
 @pytest.fixture

@@ -1,38 +1,17 @@
-"""BrowserSession against the real server: whole episodes, and every way for a browser or a server to go away."""
+"""BrowserSession against the real server: whole episodes, outages, and sessions that always close."""
 
 import asyncio
 import signal
 
 import pytest
 
-from cpu.gym_server import GymServer
 from cpu.processes import kill_all
 from environment_session import ActionName, BrowserAction, BrowserSession, EnvironmentGate
 from recipe_settings import RecipeSettings
 from rollout_failures import FailureKind, Fault
+from tests.contract.episodes import OBSERVE, element, settings_for
 
 pytestmark = pytest.mark.timeout(120)
-
-OBSERVE = BrowserAction(ActionName.OBSERVE)
-
-
-def settings_for(server: GymServer, **changes: float) -> RecipeSettings:
-    return RecipeSettings(environment_url=server.url, outage_patience_s=5.0, **changes)
-
-
-@pytest.fixture
-async def session(server, nothing_left):
-    """Return an open session. However its test ends, no browser is left once it is closed."""
-    settings = settings_for(server)
-    async with BrowserSession(settings, EnvironmentGate(settings)) as opened:
-        yield opened
-    await nothing_left()
-
-
-def element(observation: str, label: str) -> int:
-    """Return the id of the element whose line ends in the label, as in `  [0] a: next page`."""
-    line = next(line for line in observation.splitlines() if line.rstrip().endswith(label))
-    return int(line.partition("[")[2].partition("]")[0])
 
 
 async def test_a_whole_episode_is_scored_by_the_server(session, server, site):
@@ -60,64 +39,6 @@ async def test_a_wrong_answer_is_a_reward_of_zero_and_no_failure(session, site):
     assert (verdict.reward, verdict.failure) == (0.0, None)
 
 
-@pytest.mark.parametrize(
-    ("action", "kind"),
-    [
-        (BrowserAction(ActionName.CLICK, element_id=999), FailureKind.BAD_ELEMENT),
-        (BrowserAction(ActionName.NAVIGATE, url="http://no-such-host.invalid/"), FailureKind.NAVIGATION_FAILED),
-        (BrowserAction(ActionName.NAVIGATE, url="not an address"), FailureKind.BAD_URL),
-    ],
-    ids=["bad element", "unresolvable host", "bad address"],
-)
-async def test_a_mistake_of_the_policy_does_not_end_the_episode(session, site, action, kind):
-    assert await session.seed(f"{site}/", {"url_contains": "/next"}) is None
-    await session.act(OBSERVE)
-    result = await session.act(action)
-    assert (result.failure.kind, result.failure.fault, result.failure.fatal) == (kind, Fault.POLICY, False)
-    assert result.error and session.failure is None
-    onward = await session.act(BrowserAction(ActionName.NAVIGATE, url=f"{site}/next"))
-    # Asked at once, Chromium may still be on its way to the error page of the address that failed.
-    while onward.failure is not None and onward.failure.kind is FailureKind.PAGE_CHANGED:
-        onward = await session.act(BrowserAction(ActionName.NAVIGATE, url=f"{site}/next"))
-    assert onward.failure is None
-    assert (await session.verify()).reward == 1.0
-
-
-async def test_a_killed_browser_is_latched_for_the_rest_of_the_episode(session, server, site, browsers_gone):
-    assert await session.seed(f"{site}/", {"answer_equals": "x"}) is None
-    await session.act(OBSERVE)
-    kill_all(server.browser_pids())
-    await browsers_gone()
-    first = await session.act(OBSERVE)
-    assert (first.failure.kind, first.failure.fatal) == (FailureKind.BROWSER_DIED, True)
-    # From here on the server itself would answer as if nothing had happened.
-    later = await session.act(BrowserAction(ActionName.FINISH, answer="x"))
-    assert (later.failure, later.done) == (first.failure, False)
-    verdict = await session.verify()
-    assert (verdict.reward, verdict.failure) == (None, first.failure)
-
-
-async def test_a_browser_killed_before_scoring_is_no_reward(session, server, site, browsers_gone):
-    assert await session.seed(f"{site}/", {"dom_contains": "plain"}) is None
-    kill_all(server.browser_pids())
-    await browsers_gone()
-    verdict = await session.verify()
-    assert verdict.reward is None
-    assert (verdict.failure.kind, verdict.failure.fault) == (FailureKind.BROWSER_DIED, Fault.ENVIRONMENT)
-
-
-async def test_a_killed_server_is_the_environments_fault(session, server, site):
-    assert await session.seed(f"{site}/", {"dom_contains": "plain"}) is None
-    await asyncio.to_thread(server.kill)
-    try:
-        result = await session.act(OBSERVE)
-        assert result.failure.kind in (FailureKind.ENVIRONMENT_DISCONNECTED, FailureKind.ENVIRONMENT_UNREACHABLE)
-        assert (result.failure.fault, result.failure.fatal) == (Fault.ENVIRONMENT, True)
-        assert (await session.verify()).reward is None
-    finally:
-        await asyncio.to_thread(server.start)
-
-
 async def test_a_server_that_stays_away_ends_the_wait_at_its_patience(server):
     settings = RecipeSettings(environment_url=server.url, outage_patience_s=0.5)
     await asyncio.to_thread(server.kill)
@@ -143,44 +64,11 @@ async def test_a_seed_waits_for_a_server_that_comes_back(server, site):
             await asyncio.to_thread(server.start)
 
 
-async def test_a_restart_in_the_middle_of_an_episode_loses_its_session(session, server, site):
-    assert await session.seed(f"{site}/", {"dom_contains": "plain"}) is None
-    await session.act(OBSERVE)
-    await asyncio.to_thread(server.restart)  # the loop must see the connection close meanwhile, as in a rollout
-    result = await session.act(OBSERVE)
-    assert (result.failure.kind, result.failure.fault) == (FailureKind.SESSION_LOST, Fault.ENVIRONMENT)
-    verdict = await session.verify()
-    assert (verdict.reward, verdict.failure) == (None, result.failure)
-
-
-async def test_a_session_whose_observe_never_answers_is_closed_and_freed(server, site, nothing_left):
-    settings = settings_for(server, act_timeout_s=3.0)
-    async with BrowserSession(settings, EnvironmentGate(settings)) as session:
-        assert await session.seed(f"{site}/stuck", {"dom_contains": "stuck"}) is None
-        assert len(server.browser_pids()) == 1
-        result = await act_until_it_hangs(session)
-        assert (result.failure.kind, result.failure.fatal) == (FailureKind.ACT_TIMEOUT, True)
-        await nothing_left()  # at once, not only when the session ends
-    assert (await session.verify()).reward is None
-
-
-async def act_until_it_hangs(session: BrowserSession):
-    """Return the first observe that fails; the page needs a moment before it leaves for the address that hangs."""
-    while (result := await session.act(OBSERVE)).failure is None:
-        pass
-    return result
-
-
 async def test_scoring_twice_gives_the_first_verdict_again(session, site):
     assert await session.seed(f"{site}/", {"dom_contains": "plain"}) is None
     first = await session.verify()
     assert first.reward == 1.0
     assert await session.verify() == first
-
-
-async def test_a_start_page_that_refuses_connections_is_not_the_policys_fault(session):
-    failure = await session.seed("http://127.0.0.1:9/", {"dom_contains": "x"})
-    assert (failure.kind, failure.fault) == (FailureKind.START_PAGE_FAILED, Fault.ENVIRONMENT)
 
 
 @pytest.mark.parametrize("when", ["seeding", "scoring"])

@@ -1,5 +1,7 @@
 """Every config composes against the installed verl and passes verl's own validation."""
 
+from types import SimpleNamespace
+
 import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
@@ -7,6 +9,7 @@ from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.config import omega_conf_to_dataclass, validate_config
 from verl.utils.import_utils import load_extern_object
 
+import browser_sampler
 from browser_agent_loop import BrowserToolAgentLoop
 from cpu.training_run import REPO_ROOT
 from dataset import NeMoGymBrowserDataset
@@ -48,6 +51,27 @@ def test_verl_builds_its_rollout_settings_from_it(config):
 def test_its_limits_are_valid_and_complete(config):
     limits = EpisodeLimits.from_section(config.browser)
     assert set(config.browser) == set(vars(limits))
+
+
+def test_its_sampler_is_this_recipes_and_takes_its_settings(config, monkeypatch):
+    counters = SimpleNamespace(counters=lambda: None)
+    monkeypatch.setattr(browser_sampler, "coordinator_for_driver", lambda settings: counters)
+    settings = config.trainer.v1.sampler
+    sampler = load_extern_object(settings.custom_sampler.path, settings.custom_sampler.name)
+    assert sampler is browser_sampler.BrowserReplayBuffer
+    built = sampler(
+        trainer_mode=config.trainer.v1.trainer_mode,
+        trainer_config={},
+        max_off_policy_threshold=settings.max_off_policy_threshold,
+        max_off_policy_strategy=settings.max_off_policy_strategy,
+        sampler_kwargs=settings.sampler_kwargs,
+        refill_fn=lambda count: None,
+    )
+    assert (built.max_invalid_share, built.halt_after_steps) == (0.5, 3)
+
+
+def test_its_estimator_is_the_one_that_keeps_invalid_rollouts_out(config):
+    assert config.algorithm.adv_estimator == "grpo_env_aware"
 
 
 def test_it_loads_this_recipes_dataset_by_its_flat_name(config):

@@ -46,7 +46,9 @@ def finished_run(tmp_path):
     for number, steps in enumerate([range(1, 9), range(7, 13)]):
         path = folder.next_metrics_path()
         assert path.name == f"metrics-00{number}.jsonl"
-        path.write_text("".join(f'{{"step":{n},"data":{{"critic/score/mean":{n / 10}}}}}\n' for n in steps))
+        path.write_text(
+            "".join(f'{{"step":{n},"data":{{"browser/reward_over_valid/mean":{n / 10}}}}}\n' for n in steps)
+        )
     log = EpisodeLog(folder.episodes)
     log.write(AttemptRecord(turns=3, reward=1.0, stop_reason="finished"))
     log.write(AttemptRecord(turns=1, failure_kind="session_lost"))

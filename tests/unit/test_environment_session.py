@@ -1,69 +1,37 @@
 """A browser session keeps its promises whatever the environment does; against the fake environment, over real HTTP."""
 
-import asyncio
-from contextlib import suppress
-
 import pytest
 
-import environment_gate
 import rollout_failures
-from environment_session import ActionName, BrowserAction, BrowserSession, EnvironmentGate
+from environment_gate import EnvironmentGate
+from environment_session import ActionName, BrowserAction, BrowserSession
 from recipe_settings import RecipeSettings, SettingsError
-from rollout_failures import FailureKind
+from rollout_failures import DEFAULT_BLOCKED_PATTERNS, FailureKind
 from tests.fake_environment import Do, FakeEnvironment, Fault
-from tests.fake_site import Dead, Link, Page
-
-START = "http://shop.test/"
-SITE = {
-    START: Page("Shop", "Welcome", (Link("Cart", "/cart"), Link("Dead", "http://gone.test/"))),
-    "http://shop.test/cart": Page("Cart", "Empty"),
-    "http://hang.test/": Dead("hang"),
-}
-SPEC = {"url_contains": "cart"}
-OBSERVE = BrowserAction(ActionName.OBSERVE)
-CLICK = BrowserAction(ActionName.CLICK, element_id=0)
-FINISH = BrowserAction(ActionName.FINISH, answer="done")
-ACTIONS = [
-    OBSERVE,
-    BrowserAction(ActionName.NAVIGATE, url=START),
+from tests.fake_site import Dead, Field, Page
+from tests.sessions import (
+    ACTIONS,
     CLICK,
-    BrowserAction(ActionName.TYPE, element_id=0, text="x"),
+    CLOSE_PATH,
     FINISH,
-]
-OBSERVE_PATH, CLOSE_PATH, SEED_PATH, VERIFY_PATH = "/browser_observe", "/close_session", "/seed_session", "/verify"
-
-
-def navigate(url):
-    return BrowserAction(ActionName.NAVIGATE, url=url)
-
-
-def settings(environment, **changes):
-    """Return settings with room for a slow machine; a test shortens the one deadline that it is about."""
-    values = {name: 20.0 for name in ("seed_timeout_s", "act_timeout_s", "verify_timeout_s", "close_timeout_s")}
-    return RecipeSettings(environment_url=environment.url, **{**values, **changes})
-
-
-def session_for(environment, gate=None, **changes):
-    chosen = settings(environment, **changes)
-    return BrowserSession(chosen, gate or EnvironmentGate(chosen))
+    OBSERVE,
+    OBSERVE_PATH,
+    SEED_PATH,
+    SITE,
+    SPEC,
+    START,
+    VERIFY_PATH,
+    navigate,
+    session_for,
+    settings,
+    type_text,
+)
 
 
 @pytest.fixture
 async def environment():
     async with FakeEnvironment(SITE) as fake:
         yield fake
-
-
-@pytest.fixture
-def quick_probes(monkeypatch):
-    monkeypatch.setattr(environment_gate, "_FIRST_BACKOFF_S", 0.01)
-    monkeypatch.setattr(environment_gate, "_LONGEST_BACKOFF_S", 0.02)
-
-
-async def cancel(task):
-    task.cancel()
-    with suppress(asyncio.CancelledError):
-        await task
 
 
 # One episode
@@ -307,199 +275,62 @@ async def test_restart_of_the_server_loses_the_session(environment):
         )
 
 
-# Closing
+BLOCKED = "Verify you are human"
 
 
-async def fail(session):
-    raise RuntimeError("the rollout broke")
+async def test_own_page_that_shows_a_human_check_is_the_environments_failure(environment):
+    environment.site[START] = Page("Shop", BLOCKED)
+    chosen = settings(environment)
+    async with BrowserSession(chosen, EnvironmentGate(chosen), ["verify you are human"]) as session:
+        await session.seed(START, SPEC)
+        failure = (await session.act(OBSERVE)).failure
+        assert (failure.kind, session.failure) == (FailureKind.PAGE_BLOCKED, failure)
+        assert BLOCKED in failure.evidence
+        assert (await session.verify()).failure is failure
 
 
-async def wait_for_ever(session):
-    await asyncio.Event().wait()
+@pytest.mark.parametrize("typed", [BLOCKED, "shoes"])
+async def test_human_check_that_the_policy_wrote_itself_is_an_ordinary_page(environment, typed):
+    environment.site[START] = Page("Shop", "Welcome", (Field("q"),))
+    chosen = settings(environment)
+    async with BrowserSession(chosen, EnvironmentGate(chosen), DEFAULT_BLOCKED_PATTERNS) as session:
+        await session.seed(START, SPEC)
+        await session.act(OBSERVE)
+        await session.act(type_text(0, typed))
+        environment.site[START] = Page("Shop", f"No results for {BLOCKED}")
+        failure = (await session.act(navigate(START))).failure
+    assert (failure and failure.kind) == (None if typed == BLOCKED else FailureKind.PAGE_BLOCKED)
 
 
-@pytest.mark.parametrize("ending", [fail, wait_for_ever], ids=["exception", "cancellation"])
-async def test_session_is_closed_however_the_rollout_ends(environment, ending):
-    seeded = asyncio.Event()
-
-    async def rollout():
-        async with session_for(environment) as session:
-            await session.seed(START, SPEC)
-            seeded.set()
-            await ending(session)
-
-    task = asyncio.create_task(rollout())
-    await seeded.wait()
-    if ending is wait_for_ever:
-        task.cancel()
-    with pytest.raises((RuntimeError, asyncio.CancelledError)):
-        await task
-    assert environment.open_sessions == set()
-    assert environment.seen.paths() == [SEED_PATH, CLOSE_PATH]
+async def test_without_patterns_no_page_is_taken_for_a_human_check(environment):
+    environment.site[START] = Page("Shop", BLOCKED)
+    async with session_for(environment) as session:
+        await session.seed(START, SPEC)
+        assert (await session.act(OBSERVE)).failure is None
 
 
-@pytest.mark.parametrize(
-    "fault", [Fault(Do.HANG, path=CLOSE_PATH), Fault(Do.STATUS, path=CLOSE_PATH), Fault(Do.DISCONNECT, path=CLOSE_PATH)]
-)
-async def test_close_that_goes_wrong_does_not_lose_the_sample(environment, fault):
+async def test_retry_after_of_the_server_comes_with_the_failure(environment):
+    fault = Fault(Do.STATUS, path=SEED_PATH, status=429, text="too many sessions", retry_after="7")
     environment.faults.append(fault)
-    chosen = settings(environment, close_timeout_s=0.1, max_open_sessions=1)
-    gate = EnvironmentGate(chosen)
-    for _ in range(2):  # the second session needs the slot of the first
-        async with BrowserSession(chosen, gate) as session:
-            await session.seed(START, SPEC)
-            verdict = await session.verify()
-        assert verdict.reward == 0.0
-
-
-@pytest.mark.parametrize("path", [SEED_PATH, VERIFY_PATH])
-async def test_cancelled_seed_or_verify_runs_to_its_end_and_is_then_closed(environment, path):
-    environment.faults.append(Fault(Do.HANG, path=path))
-    chosen = settings(environment, close_timeout_s=0.1, max_open_sessions=1)
-    gate = EnvironmentGate(chosen)
-
-    async def rollout():
-        async with BrowserSession(chosen, gate) as session:
-            await session.seed(START, SPEC)
-            await session.verify()
-
-    task = asyncio.create_task(rollout())
-    await environment.until(lambda seen: path in seen.paths())
-    await cancel(task)
-    assert CLOSE_PATH not in environment.seen.paths(), "closed under a call that is still under way"
-    late = asyncio.create_task(BrowserSession(chosen, gate).__aenter__())
-    assert await asyncio.wait({late}, timeout=0.05) == (set(), {late}), "the slot is free though the browser is not"
-    environment.release()
-    await environment.until(lambda seen: CLOSE_PATH in seen.paths())
-    await (await late).__aexit__(None, None, None)
-    assert await gate.drain(20.0) == 0
-    assert environment.open_sessions == set()
-
-
-async def test_call_that_the_caller_gave_up_on_is_not_followed_by_another(environment):
-    environment.faults.append(Fault(Do.HANG, path=OBSERVE_PATH))
     async with session_for(environment) as session:
-        await session.seed(START, SPEC)
-        task = asyncio.create_task(session.act(OBSERVE))
-        await environment.until(lambda seen: OBSERVE_PATH in seen.paths())
-        await cancel(task)
-        assert (await session.act(OBSERVE)).failure.kind is FailureKind.ACT_TIMEOUT
-        assert (await session.verify()).failure.kind is FailureKind.ACT_TIMEOUT
-    assert environment.seen.paths() == [SEED_PATH, OBSERVE_PATH, CLOSE_PATH]
+        assert (await session.seed(START, SPEC)).retry_after_s == 7.0
 
 
-async def test_two_calls_on_one_session_run_one_after_the_other(environment):
-    environment.faults.append(Fault(Do.HANG, path=OBSERVE_PATH))
-    async with session_for(environment) as session:
-        await session.seed(START, SPEC)
-        acts = asyncio.gather(session.act(OBSERVE), session.act(OBSERVE), session.verify())
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(environment.until(lambda seen: len(seen.calls) > 2), timeout=0.1)
-        environment.release()
-        await acts
-    assert environment.seen.overlapping == []
-
-
-# The gate
-
-
-async def test_no_more_sessions_are_open_than_the_cap(environment):
-    chosen = settings(environment, max_open_sessions=2)
-    gate = EnvironmentGate(chosen)
-
-    async def rollout():
-        async with BrowserSession(chosen, gate) as session:
-            await session.seed(START, SPEC)
-            await session.act(OBSERVE)
-        return session.waiting_s
-
-    waits = await asyncio.gather(*(rollout() for _ in range(6)))
-    assert environment.seen.peak_open == 2
-    assert environment.seen.released == {1, 2, 3, 4, 5, 6}
-    assert max(waits) > 0
-
-
-async def test_no_more_seeds_and_verifies_are_under_way_than_the_cap(environment):
-    environment.faults += [Fault(Do.HANG, path=SEED_PATH), Fault(Do.HANG, path=VERIFY_PATH)]
-    chosen = settings(environment, max_open_sessions=6, max_concurrent_seeds=2)
-    gate = EnvironmentGate(chosen)
-
-    async def rollout():
-        async with BrowserSession(chosen, gate) as session:
-            await session.seed(START, SPEC)
-            return (await session.verify()).reward
-
-    rollouts = asyncio.gather(*(rollout() for _ in range(6)))
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(environment.until(lambda seen: len(seen.calls) > 2), timeout=0.1)
-    environment.release()
-    assert await rollouts == [0.0] * 6
-    assert environment.seen.peak_opening == 2
-
-
-async def test_waiting_for_a_seed_slot_can_be_cancelled(environment):
-    environment.faults.append(Fault(Do.HANG, path=SEED_PATH, session=1))
-    chosen = settings(environment, max_concurrent_seeds=1)
-    gate = EnvironmentGate(chosen)
-    async with BrowserSession(chosen, gate) as one, BrowserSession(chosen, gate) as two:
-        first = asyncio.create_task(one.seed(START, SPEC))
-        await environment.until(lambda seen: len(seen.calls) == 1)
-        second = asyncio.create_task(two.seed(START, SPEC))
-        assert await asyncio.wait({second}, timeout=0.05) == (set(), {second})
-        await cancel(second)
-        environment.release()
-        assert await first is None
-        assert await two.seed(START, SPEC) is None, "the cancelled wait kept the slot"
-
-
-async def test_sessions_wait_out_an_outage_behind_one_probe(environment, quick_probes, monkeypatch):
-    probes, most, probed = 0, 0, asyncio.Event()
-    answers = EnvironmentGate._answers
-
-    async def counted(gate):
-        nonlocal probes, most
-        probes += 1
-        most = max(most, probes)
-        probed.set()
-        answer = await answers(gate)
-        probes -= 1
-        return answer
-
-    monkeypatch.setattr(EnvironmentGate, "_answers", counted)
-    chosen = settings(environment, max_open_sessions=5)
-    gate = EnvironmentGate(chosen)
-    await environment.stop()
-
-    async def rollout():
-        async with BrowserSession(chosen, gate) as session:
-            return await session.seed(START, SPEC), session.waiting_s
-
-    rollouts = asyncio.gather(*(rollout() for _ in range(5)))
-    await probed.wait()
-    assert gate.down
-    await environment.start()
-    results = await rollouts
-    assert [failure for failure, _ in results] == [None] * 5
-    assert all(waiting_s > 0 for _, waiting_s in results)
-    assert most == 1
-    assert not gate.down
-
-
-async def test_outage_beyond_patience_fails_the_seed_and_later_seeds_at_once(environment, quick_probes):
-    chosen = settings(environment, outage_patience_s=0.2)
-    gate = EnvironmentGate(chosen)
-    await environment.stop()
-    async with BrowserSession(chosen, gate) as session:
-        failure = await session.seed(START, SPEC)
-        assert (failure.kind, failure.retryable) == (FailureKind.ENVIRONMENT_DOWN, False)
-        assert session.waiting_s >= 0.2
-        assert environment.url in failure.evidence
-    async with BrowserSession(chosen, gate) as late:
-        assert (await late.seed(START, SPEC)).kind is FailureKind.ENVIRONMENT_DOWN
-        assert late.waiting_s < 0.2
-    await environment.start()
-    async with BrowserSession(chosen, gate) as recovered:
-        assert await recovered.seed(START, SPEC) is None
+async def test_last_call_and_whether_a_browser_was_opened_are_known_at_the_end(environment):
+    environment.faults.append(Fault(Do.STATUS, path=SEED_PATH, session=2))
+    async with session_for(environment) as played:
+        assert (played.last_call, played.opened) == ("", False)
+        await played.seed(START, SPEC)
+        assert (played.last_call, played.opened) == ("seed", True)
+        await played.act(OBSERVE)
+        assert played.last_call == "observe"
+        await played.act(CLICK)
+        await played.verify()
+    async with session_for(environment) as spoiled:
+        await spoiled.seed(START, SPEC)
+        await spoiled.act(OBSERVE)
+    assert (played.last_call, played.opened) == ("verify", True)
+    assert (spoiled.last_call, spoiled.opened) == ("seed", False), "a call that was not made counts"
 
 
 async def test_seed_is_not_repeated_for_any_other_failure(environment):
@@ -507,26 +338,6 @@ async def test_seed_is_not_repeated_for_any_other_failure(environment):
     async with session_for(environment) as session:
         assert (await session.seed(START, SPEC)).kind is FailureKind.START_PAGE_FAILED
     assert environment.seen.paths().count(SEED_PATH) == 1
-
-
-def test_backoff_doubles_up_to_a_cap_with_jitter():
-    for attempt, longest in enumerate([0.5, 1, 2, 4, 8, 15, 15, 15]):
-        waits = [environment_gate.backoff_s(attempt) for _ in range(50)]
-        assert longest / 2 <= min(waits) <= max(waits) <= longest
-        assert len(set(waits)) > 1
-    assert environment_gate.backoff_s(10_000) <= 15
-
-
-async def test_gate_is_shared_within_one_event_loop():
-    assert EnvironmentGate.shared(RecipeSettings()) is EnvironmentGate.shared(RecipeSettings())
-
-
-async def test_gates_of_two_event_loops_differ():
-    async def shared():
-        return EnvironmentGate.shared(RecipeSettings())
-
-    mine = await shared()
-    assert await asyncio.to_thread(lambda: asyncio.run(shared())) is not mine
 
 
 def test_actions_are_calls_of_the_contract():

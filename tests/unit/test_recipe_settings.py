@@ -21,6 +21,8 @@ def test_an_empty_environment_gives_the_documented_defaults():
         max_open_sessions=16,
         max_concurrent_seeds=2,
         outage_patience_s=600.0,
+        outage_after_seeds=10,
+        drop_invalid=False,
         episode_log_dir=None,
     )
 
@@ -36,15 +38,34 @@ def test_every_variable_reaches_its_field():
             "NEMO_GYM_BROWSER_MAX_OPEN_SESSIONS": "7",
             "NEMO_GYM_BROWSER_MAX_CONCURRENT_SEEDS": "1",
             "NEMO_GYM_BROWSER_OUTAGE_PATIENCE_S": "9",
+            "NEMO_GYM_BROWSER_OUTAGE_AFTER_SEEDS": "4",
+            "NEMO_GYM_BROWSER_DROP_INVALID": "1",
             "NEMO_GYM_BROWSER_EPISODE_LOG_DIR": "logs/episodes",
             "UNRELATED": "kept out",
         }
     )
-    assert settings == RecipeSettings("http://gym:8000", 120, 45.5, 121, 3, 7, 1, 9, Path("logs/episodes"))
+    assert settings == RecipeSettings("http://gym:8000", 120, 45.5, 121, 3, 7, 1, 9, 4, True, Path("logs/episodes"))
 
 
 def test_an_empty_variable_means_the_default():
     assert RecipeSettings.from_env({"NEMO_GYM_URL": "", "NEMO_GYM_BROWSER_ACT_TIMEOUT_S": " "}) == RecipeSettings()
+
+
+@pytest.mark.parametrize(
+    ("text", "dropped"),
+    [
+        ("1", True),
+        ("true", True),
+        ("Yes", True),
+        ("ON", True),
+        ("0", False),
+        ("False", False),
+        ("no", False),
+        ("off", False),
+    ],
+)
+def test_a_switch_is_read_in_all_its_spellings(text, dropped):
+    assert RecipeSettings.from_env({"NEMO_GYM_BROWSER_DROP_INVALID": text}).drop_invalid is dropped
 
 
 @pytest.mark.parametrize(
@@ -80,6 +101,9 @@ def test_a_base_url_loses_only_its_trailing_slash(url, kept):
         ("NEMO_GYM_BROWSER_MAX_OPEN_SESSIONS", "0", "at least 1"),
         ("NEMO_GYM_BROWSER_MAX_OPEN_SESSIONS", "2.5", "a whole number"),
         ("NEMO_GYM_BROWSER_MAX_CONCURRENT_SEEDS", "-1", "at least 1"),
+        ("NEMO_GYM_BROWSER_OUTAGE_AFTER_SEEDS", "0", "at least 1"),
+        ("NEMO_GYM_BROWSER_DROP_INVALID", "2", "must be one of 1, true, yes, on, 0, false, no, off"),
+        ("NEMO_GYM_BROWSER_DROP_INVALID", "None", "must be one of"),
         ("NEMO_GYM_BROWSER_SEED_TIMEOUT", "150", "did you mean NEMO_GYM_BROWSER_SEED_TIMEOUT_S?"),
         ("NEMO_GYM_BROWSER_ZZZ", "1", "known: NEMO_GYM_URL"),
     ],
@@ -106,8 +130,8 @@ def test_all_bad_variables_are_listed_at_once():
 def test_the_constructor_takes_small_timeouts_and_refuses_what_can_never_work():
     assert RecipeSettings(environment_url="http://h:1/", seed_timeout_s=0.1).environment_url == "http://h:1"
     with pytest.raises(SettingsError) as error:
-        RecipeSettings(seed_timeout_s=0, max_open_sessions=True, environment_url="nowhere")
-    assert len(str(error.value).splitlines()) == 4
+        RecipeSettings(seed_timeout_s=0, max_open_sessions=True, environment_url="nowhere", drop_invalid="0")
+    assert len(str(error.value).splitlines()) == 5
 
 
 def test_a_missing_environment_url_names_the_variable_and_the_fix():

@@ -1,46 +1,32 @@
-"""Each symptom of the environment's contract, with its kind, whose fault it is, and what may be done about it."""
+"""Each symptom that an action shows, with its kind, whose fault it is, and what may be done about it."""
 
-import asyncio
-from types import SimpleNamespace
-
-import aiohttp
 import pytest
 
 from rollout_failures import (
     EVIDENCE_CHARS,
     TRAITS,
     Call,
-    CallContext,
     FailureKind,
     Fault,
     classify_error,
     classify_exception,
     classify_observation,
     classify_status,
-    classify_verdict,
     failure_of,
 )
+from tests.failure_columns import (
+    ELSEWHERE,
+    ENVIRONMENT,
+    MEASUREMENT,
+    PASSING,
+    POLICY,
+    POLICY_WRECK,
+    START,
+    columns,
+    context,
+)
 
-START = "http://shop.test/start"
-ELSEWHERE = "http://made-up.test/"
 NAVIGATING = '\nCall log:\n  - navigating to "x", waiting until "domcontentloaded"\n'
-
-# Columns of the contract: whose fault, whether a fresh attempt may help, whether this attempt is over.
-ENVIRONMENT = (Fault.ENVIRONMENT, True, True)
-PASSING = (Fault.ENVIRONMENT, False, False)
-POLICY = (Fault.POLICY, False, False)
-POLICY_WRECK = (Fault.POLICY, False, True)
-MEASUREMENT = (Fault.MEASUREMENT, False, True)
-MEASUREMENT_AGAIN = (Fault.MEASUREMENT, True, True)
-
-
-def columns(failure):
-    return failure.fault, failure.retryable, failure.fatal
-
-
-def context(call, policy_url=None, acted=True):
-    return CallContext(call, START, policy_url, acted)
-
 
 NO_SESSION = "no active session; seed_session must be called first"
 CLOSED = "observe failed: Locator.count: Target page, context or browser has been closed"
@@ -203,180 +189,6 @@ ADDRESSES = {
     "invented host, page down": (ELSEWHERE, PAGE_DOWN, FailureKind.NAVIGATION_FAILED, POLICY),
 }
 
-LAUNCH = "Error('BrowserType.launch: Executable doesn\\'t exist at /x')"
-CDP = "Error('BrowserType.connect_over_cdp: connect ECONNREFUSED 127.0.0.1:18222')"
-GOTO = "Error('Page.goto: net::ERR_CONNECTION_REFUSED at http://shop.test/start')"
-SCORING_KEY = "ValueError(\"verifier_metadata has no supported scoring key (got ['urlcontains']; expected one of [])\")"
-VALIDATION = "1 validation error for BrowserSeedSessionRequest\ninitial_url\n  Input should be a valid string"
-
-STATUSES = {
-    "start page refused": (Call.SEED, 500, GOTO, FailureKind.START_PAGE_FAILED, ENVIRONMENT),
-    "start page hangs": (
-        Call.SEED,
-        500,
-        "TimeoutError('Page.goto: Timeout 30000ms exceeded.')",
-        FailureKind.START_PAGE_FAILED,
-        ENVIRONMENT,
-    ),
-    "browser does not launch": (Call.SEED, 500, LAUNCH, FailureKind.BROWSER_LAUNCH_FAILED, ENVIRONMENT),
-    "no browser is installed": (
-        Call.SEED,
-        500,
-        'RuntimeError("Could not install Playwright Chromium, which the local browser backend needs.")',
-        FailureKind.BROWSER_LAUNCH_FAILED,
-        ENVIRONMENT,
-    ),
-    "browser endpoint refuses": (Call.SEED, 500, CDP, FailureKind.BROWSER_LAUNCH_FAILED, ENVIRONMENT),
-    "browser dies while starting": (
-        Call.SEED,
-        500,
-        "TargetClosedError('Target page, context or browser has been closed')",
-        FailureKind.BROWSER_LAUNCH_FAILED,
-        ENVIRONMENT,
-    ),
-    "provider out of sessions": (
-        Call.SEED,
-        500,
-        "BrowserSessionError('Too many concurrent active sessions')",
-        FailureKind.PROVIDER_FULL,
-        ENVIRONMENT,
-    ),
-    "seed data does not validate": (Call.SEED, 500, VALIDATION, FailureKind.TASK_DATA_ERROR, MEASUREMENT),
-    "seed refused": (Call.SEED, 422, '{"detail": []}', FailureKind.TASK_DATA_ERROR, MEASUREMENT),
-    "start page is no URL": (
-        Call.SEED,
-        500,
-        "Error('Page.goto: Protocol error (Page.navigate): Cannot navigate to invalid URL')",
-        FailureKind.TASK_DATA_ERROR,
-        MEASUREMENT,
-    ),
-    "misspelled scoring key": (Call.VERIFY, 500, SCORING_KEY, FailureKind.TASK_DATA_ERROR, MEASUREMENT),
-    "verify refused": (Call.VERIFY, 422, '{"detail": []}', FailureKind.REQUEST_REJECTED, MEASUREMENT),
-    "server shuts down": (Call.NAVIGATE, 500, '"Request was cancelled"', FailureKind.ENVIRONMENT_SHUTDOWN, ENVIRONMENT),
-    "server shuts down in a seed": (
-        Call.SEED,
-        500,
-        '"Request was cancelled"',
-        FailureKind.ENVIRONMENT_SHUTDOWN,
-        ENVIRONMENT,
-    ),
-    "server breaks": (Call.OBSERVE, 500, "Already borrowed", FailureKind.SERVER_ERROR, ENVIRONMENT),
-    "proxy in front": (Call.CLICK, 502, "<html>Bad Gateway</html>", FailureKind.SERVER_ERROR, ENVIRONMENT),
-    "rate limited": (Call.SEED, 429, "Too many concurrent active sessions", FailureKind.PROVIDER_FULL, ENVIRONMENT),
-    "overloaded": (Call.OBSERVE, 503, "", FailureKind.PROVIDER_FULL, ENVIRONMENT),
-    "action refused": (Call.CLICK, 422, '{"detail": []}', FailureKind.ACTION_REJECTED, POLICY),
-    "unknown tool": (Call.CLICK, 404, '{"detail": "Not Found"}', FailureKind.REQUEST_REJECTED, MEASUREMENT),
-    "not our server": (Call.SEED, 405, "Method Not Allowed", FailureKind.REQUEST_REJECTED, MEASUREMENT),
-    "redirected": (Call.SEED, 302, "", FailureKind.REQUEST_REJECTED, MEASUREMENT),
-}
-
-UNREACHABLE = "browser unreachable while scoring: "
-VERDICTS = {
-    "session lost": ({"failure_reason": "browser session not found at verify"}, FailureKind.SESSION_LOST, ENVIRONMENT),
-    "browser closed": (
-        {"failure_reason": f"{UNREACHABLE}TargetClosedError: {CLOSED.removeprefix('observe failed: ')}"},
-        FailureKind.BROWSER_DIED,
-        ENVIRONMENT,
-    ),
-    "target crashed": (
-        {"failure_reason": f"{UNREACHABLE}Error: Locator.count: Target crashed "},
-        FailureKind.BROWSER_DIED,
-        ENVIRONMENT,
-    ),
-    "driver gone": (
-        {"failure_reason": f"{UNREACHABLE}RuntimeError: {DRIVER.removeprefix('observe failed: ')}"},
-        FailureKind.BROWSER_DIED,
-        ENVIRONMENT,
-    ),
-    "bad scoring value": (
-        {"failure_reason": f"{UNREACHABLE}TypeError: 'in <string>' requires string as left operand, not int"},
-        FailureKind.TASK_DATA_ERROR,
-        MEASUREMENT,
-    ),
-    "scoring broke": (
-        {"failure_reason": f"{UNREACHABLE}Error: something new"},
-        FailureKind.SCORING_FAILED,
-        MEASUREMENT_AGAIN,
-    ),
-    "unknown reason": ({"failure_reason": "brand new"}, FailureKind.UNCLASSIFIED, MEASUREMENT),
-    "masked": ({"reward": 1.0, "mask_sample": True}, FailureKind.REWARD_MASKED, MEASUREMENT_AGAIN),
-    "masked, new kind": (
-        {"reward": 1.0, "mask_sample": True, "failure_kind": "new:x"},
-        FailureKind.REWARD_MASKED,
-        MEASUREMENT_AGAIN,
-    ),
-    "masked in the older place": (
-        {"mask_sample": False, "instance_config": {"mask_sample": True}},
-        FailureKind.REWARD_MASKED,
-        MEASUREMENT_AGAIN,
-    ),
-    "judge failed": (
-        {"mask_sample": True, "failure_kind": "judge_failed", "failure_reason": "429"},
-        FailureKind.SCORING_FAILED,
-        MEASUREMENT_AGAIN,
-    ),
-    "gym says session lost": ({"failure_kind": "session_lost"}, FailureKind.SESSION_LOST, ENVIRONMENT),
-    "gym says quota": ({"failure_kind": "provider_quota_exhausted"}, FailureKind.PROVIDER_FULL, ENVIRONMENT),
-    "gym says transport": ({"failure_kind": "transport_timeout"}, FailureKind.ENVIRONMENT_DISCONNECTED, ENVIRONMENT),
-    "gym says killed": ({"failure_kind": "kill_shaped"}, FailureKind.ENVIRONMENT_SHUTDOWN, ENVIRONMENT),
-    "gym says out of memory": ({"failure_kind": "provider_oom_killed"}, FailureKind.BROWSER_DIED, ENVIRONMENT),
-    "unknown kind": ({"failure_kind": "new:x"}, FailureKind.UNCLASSIFIED, MEASUREMENT),
-    "reward null": ({"reward": None}, FailureKind.MALFORMED_ANSWER, ENVIRONMENT),
-    "reward nan": ({"reward": float("nan")}, FailureKind.MALFORMED_ANSWER, ENVIRONMENT),
-    "reward true": ({"reward": True}, FailureKind.MALFORMED_ANSWER, ENVIRONMENT),
-    "reward as text": ({"reward": "1.0"}, FailureKind.MALFORMED_ANSWER, ENVIRONMENT),
-}
-
-SERVER = SimpleNamespace(host="127.0.0.1", port=1, ssl=True)
-REFUSED = aiohttp.ClientConnectorError(SERVER, ConnectionRefusedError(111, "Connect call failed"))
-EXCEPTIONS = {
-    "refused": (Call.SEED, None, REFUSED, FailureKind.ENVIRONMENT_UNREACHABLE, ENVIRONMENT),
-    "no answer to the connect": (
-        Call.SEED,
-        None,
-        aiohttp.ConnectionTimeoutError(),
-        FailureKind.ENVIRONMENT_UNREACHABLE,
-        ENVIRONMENT,
-    ),
-    "seed never answers": (Call.SEED, None, TimeoutError(), FailureKind.SEED_TIMEOUT, ENVIRONMENT),
-    "observe never answers": (Call.OBSERVE, None, TimeoutError(), FailureKind.ACT_TIMEOUT, ENVIRONMENT),
-    "finish never answers": (Call.FINISH, None, TimeoutError(), FailureKind.ACT_TIMEOUT, ENVIRONMENT),
-    "verify never answers": (Call.VERIFY, None, TimeoutError(), FailureKind.VERIFY_TIMEOUT, ENVIRONMENT),
-    "own page never answers": (Call.OBSERVE, START, TimeoutError(), FailureKind.ACT_TIMEOUT, ENVIRONMENT),
-    "refused address, then silence": (Call.OBSERVE, "not a url", TimeoutError(), FailureKind.ACT_TIMEOUT, ENVIRONMENT),
-    "policy's page never answers": (Call.OBSERVE, ELSEWHERE, TimeoutError(), FailureKind.HUNG_BY_POLICY, POLICY_WRECK),
-    "policy's page hangs verify": (Call.VERIFY, ELSEWHERE, TimeoutError(), FailureKind.HUNG_BY_POLICY, POLICY_WRECK),
-    "server killed": (
-        Call.NAVIGATE,
-        None,
-        aiohttp.ServerDisconnectedError(),
-        FailureKind.ENVIRONMENT_DISCONNECTED,
-        ENVIRONMENT,
-    ),
-    "connection reset": (
-        Call.CLICK,
-        None,
-        aiohttp.ClientOSError(104, "Connection reset by peer"),
-        FailureKind.ENVIRONMENT_DISCONNECTED,
-        ENVIRONMENT,
-    ),
-    "answer cut short": (
-        Call.CLICK,
-        None,
-        aiohttp.ClientPayloadError("not completed"),
-        FailureKind.ENVIRONMENT_DISCONNECTED,
-        ENVIRONMENT,
-    ),
-    "cancelled is no timeout": (
-        Call.CLICK,
-        None,
-        asyncio.CancelledError("TimeoutError"),
-        FailureKind.UNCLASSIFIED,
-        MEASUREMENT,
-    ),
-    "unknown exception": (Call.CLICK, None, RuntimeError("TimeoutError"), FailureKind.UNCLASSIFIED, MEASUREMENT),
-}
-
 
 @pytest.mark.parametrize(("call", "policy_url", "error", "kind", "want"), ERRORS.values(), ids=ERRORS)
 def test_error_of_an_action(call, policy_url, error, kind, want):
@@ -391,36 +203,6 @@ def test_page_that_does_not_load_is_blamed_by_its_address(url, errors, kind, wan
             f"navigate failed: Page.goto: {error} at {url}{NAVIGATING}", context(Call.NAVIGATE, url)
         )
         assert (failure.kind, columns(failure)) == (kind, want), error
-
-
-@pytest.mark.parametrize(("call", "status", "body", "kind", "want"), STATUSES.values(), ids=STATUSES)
-def test_http_status(call, status, body, kind, want):
-    failure = classify_status(status, body, context(call))
-    assert (failure.kind, columns(failure)) == (kind, want)
-
-
-@pytest.mark.parametrize(("answer", "kind", "want"), VERDICTS.values(), ids=VERDICTS)
-def test_verdict_that_measures_nothing(answer, kind, want):
-    failure = classify_verdict({"reward": 0.0, **answer}, context(Call.VERIFY))
-    assert (failure.kind, columns(failure)) == (kind, want)
-
-
-@pytest.mark.parametrize("reward", [0.0, 1.0, 1, 0.5, -1.0])
-def test_verdict_that_measures(reward):
-    answer = {"reward": reward, "mask_sample": False, "failure_kind": None, "failure_reason": None}
-    assert classify_verdict(answer, context(Call.VERIFY)) is None
-
-
-def test_crash_found_at_verify_is_the_policys_if_it_went_to_a_browser_page():
-    answer = {"reward": 0.0, "failure_reason": f"{UNREACHABLE}Error: Locator.count: Target crashed "}
-    failure = classify_verdict(answer, context(Call.VERIFY, "chrome://crash"))
-    assert (failure.kind, columns(failure)) == (FailureKind.BROWSER_CRASHED_BY_POLICY, POLICY_WRECK)
-
-
-@pytest.mark.parametrize(("call", "policy_url", "error", "kind", "want"), EXCEPTIONS.values(), ids=EXCEPTIONS)
-def test_exception_of_the_client(call, policy_url, error, kind, want):
-    failure = classify_exception(error, context(call, policy_url))
-    assert (failure.kind, columns(failure)) == (kind, want)
 
 
 ERROR_PAGE = "URL: chrome-error://chromewebdata/\nTITLE: shop.test\nELEMENTS:"
@@ -451,6 +233,30 @@ def test_error_page_of_the_browser(acted, policy_url, kind, want):
 )
 def test_ordinary_observation_is_no_failure(observation):
     assert classify_observation(observation, context(Call.OBSERVE)) is None
+
+
+@pytest.mark.parametrize(
+    "url", ["chrome://crash", " CHROME://kill", "view-source:chrome://crash", "about:crash", "devtools://x"]
+)
+def test_crash_is_the_policys_until_a_page_is_observed_after_its_walk_to_a_browser_page(url):
+    known = context(Call.NAVIGATE).after_action(url=url)
+    error = f"navigate failed: Page.goto: Page crashed{NAVIGATING}"
+    for after in (known, known.after_action(url=START), known.after_action(url=START).after_action(text="x")):
+        failure = classify_error(error, after)
+        assert (failure.kind, columns(failure)) == (FailureKind.BROWSER_CRASHED_BY_POLICY, POLICY_WRECK)
+    failure = classify_error(error, known.after_page().after_action(url=START))
+    assert (failure.kind, columns(failure)) == (FailureKind.BROWSER_DIED, ENVIRONMENT)
+
+
+def test_context_remembers_what_the_policy_said_and_where_it_went():
+    known = context(Call.SEED, acted=False).after_action(text="Tea BAGS").after_action(url="http://Shop.test/A")
+    assert known.said.split("\n") == ["", "tea bags", "http://shop.test/a"]
+    assert (known.acted, known.policy_url, known.earlier_urls) == (True, "http://Shop.test/A", ())
+    onward = known.after_action(url=START).for_call(Call.VERIFY)
+    assert (onward.call, onward.policy_url, onward.earlier_urls) == (Call.VERIFY, START, ("http://Shop.test/A",))
+    shown = onward.after_page()
+    assert (shown.policy_url, shown.earlier_urls, shown.said) == (None, (), onward.said)
+    assert shown.after_action().acted
 
 
 LOOKALIKES = [

@@ -1,0 +1,168 @@
+"""Learning while rollouts are broken on purpose: this recipe, dropped and flagged, beside failures that count as zeros.
+
+python benchmarks/learning/sweep.py [--rates 0 0.5 0.91] [--methods dropped flagged zeros] [--seeds 0 1 2] [--steps 12]
+
+Each run is verl's real trainer on the CPU (configs/cpu_practice.yaml) over the fake environment, which plays the
+practice site without a browser, and in which a share of the training sessions fails at its seed; validation is never
+broken. A group gets 6 / (1 - share) rollouts, so that every run sees the same number of valid ones in a step. Results
+go to one JSON file a run; a run whose file is there is not run again, so the sweep can be stopped and started.
+
+The curves: python benchmarks/learning/plot.py
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from cpu.demo_summary import validation_success  # noqa: E402
+from cpu.practice_tasks import write_rows  # noqa: E402
+from cpu.training_run import RunFolder, TrainingRun  # noqa: E402
+from episode_log import read_episodes  # noqa: E402
+from tests.practice_environment import TRAIN_SITE, VALIDATION_SITE, PracticeEnvironment  # noqa: E402
+
+RESULTS = Path(__file__).resolve().parent / "results"
+METHODS = ("dropped", "flagged", "zeros")
+VALID_ROLLOUTS_PER_GROUP = 6
+VALIDATE_EVERY = 3
+
+
+@dataclass(frozen=True)
+class Condition:
+    """One run of the sweep."""
+
+    method: str
+    rate: float
+    """Share of the training rollouts whose seed fails."""
+    seed: int
+    steps: int
+
+    @property
+    def name(self) -> str:
+        """Name of the result's file; the methods are the same run where nothing fails."""
+        return f"{self.method if self.rate else 'nothing-fails'}-{self.rate:g}-seed{self.seed}"
+
+    def overrides(self, policy: Path) -> list[str]:
+        """Return the Hydra overrides of this run."""
+        overrides = [
+            f"actor_rollout_ref.model.path={policy}",
+            f"actor_rollout_ref.rollout.n={round(VALID_ROLLOUTS_PER_GROUP / (1 - self.rate))}",
+            f"trainer.total_training_steps={self.steps}",
+            f"trainer.test_freq={VALIDATE_EVERY}",
+            "trainer.save_freq=-1",
+            "browser.max_attempts=1",
+            "trainer.v1.sampler.sampler_kwargs.max_invalid_share=1.0",
+            "trainer.v1.sampler.sampler_kwargs.halt_after_steps=1000",
+        ]
+        if self.method == "zeros":
+            loops = Path(__file__).with_name("agent_loops.yaml")
+            overrides += [
+                f"actor_rollout_ref.rollout.agent.agent_loop_config_path={loops}",
+                "algorithm.adv_estimator=grpo",
+            ]
+        return overrides
+
+
+def build_policy(folder: Path, seed: int) -> Path:
+    """Return the folder of the warm-started policy of a seed, built if it is not there."""
+    policy = folder / f"policy-seed{seed}"
+    command = [sys.executable, "-m", "cpu.small_policy", "--output", str(policy), "--seed", str(seed)]
+    subprocess.run(command, cwd=ROOT, check=True)
+    return policy
+
+
+def run(condition: Condition, runs: Path) -> dict:
+    """Return the result of one run. Raises RuntimeError if training fails."""
+    policy = build_policy(runs, condition.seed)
+    folder = RunFolder(runs / f"{condition.name}-{time.strftime('%Y%m%d-%H%M%S')}")
+    folder.train_rows.parent.mkdir(parents=True)
+    write_rows(folder.train_rows, folder.root / "data" / "unused.jsonl", TRAIN_SITE)
+    write_rows(folder.root / "data" / "unused.jsonl", folder.validation_rows, VALIDATION_SITE)
+    started = time.monotonic()
+    settings = {
+        "NEMO_GYM_BROWSER_DROP_INVALID": "0" if condition.method == "flagged" else "1",
+        # The fake environment needs no protection; a share of failing seeds is what is asked for, no outage.
+        "NEMO_GYM_BROWSER_MAX_OPEN_SESSIONS": "64",
+        "NEMO_GYM_BROWSER_MAX_CONCURRENT_SEEDS": "64",
+        "NEMO_GYM_BROWSER_OUTAGE_AFTER_SEEDS": "1000000",
+    }
+    with PracticeEnvironment(condition.rate, condition.seed) as environment:
+        overrides = condition.overrides(policy)
+        training = TrainingRun(folder, environment.url, condition.seed, overrides, extra_environment=settings)
+        try:
+            training.start()
+            while training.tree.exit_code is None:
+                time.sleep(1)
+            if training.tree.exit_code != 0:
+                raise RuntimeError(f"{condition.name}: {training.tree.log_tail()} (log: {folder.log})")
+        finally:
+            training.stop()
+    return {**asdict(condition), "wall_s": round(time.monotonic() - started), "curve": curve(folder)}
+
+
+def curve(folder: RunFolder) -> list[dict]:
+    """Return, for each validation, the valid training rollouts used until then and the success."""
+    from benchmarks.learning.failures_as_zeros import SEED_FAILED
+
+    episodes, _ = read_episodes(folder.episodes)
+    trained = [
+        e["global_step"]
+        for e in episodes
+        if e["split"] != "validation" and not e["failure_kind"] and e["actions"][:1] != [SEED_FAILED]
+    ]
+    points = []
+    for path in sorted(folder.validations.glob("*.jsonl"), key=lambda p: int(p.stem)):
+        step, success = int(path.stem), validation_success(path)
+        used = sum(done <= step for done in trained)
+        points.append({"step": step, "valid_rollouts": used, "success": success.mean, "se": success.standard_error})
+    return points
+
+
+def main() -> int:
+    """Run what has no result yet; return 0, or 1 if a run failed."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rates", type=float, nargs="+", default=[0.0, 0.5, 0.91])
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "learning")
+    options = parser.parse_args()
+    options.results.mkdir(parents=True, exist_ok=True)
+    # Seeds outermost: a sweep that is cut short has compared all methods on whole seeds.
+    wanted = {
+        condition.name: condition
+        for seed in options.seeds
+        for rate in options.rates
+        for method in options.methods
+        for condition in [Condition(method, rate, seed, options.steps)]
+    }
+    for number, (name, condition) in enumerate(wanted.items(), 1):
+        path = options.results / f"{name}.json"
+        if path.exists():
+            print(f"[{number}/{len(wanted)}] {name}: done before", flush=True)
+            continue
+        print(f"[{number}/{len(wanted)}] {name}: running", flush=True)
+        try:
+            result = run(condition, options.runs)
+        except RuntimeError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 1
+        path.write_text(json.dumps(result, indent=1) + "\n")
+        first, last = result["curve"][0], result["curve"][-1]
+        print(
+            f"    success {first['success']:.3f} -> {last['success']:.3f} ± {last['se']:.3f} "
+            f"with {last['valid_rollouts']} valid rollouts, {result['wall_s']} s",
+            flush=True,
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

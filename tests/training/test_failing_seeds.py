@@ -1,0 +1,159 @@
+"""Real training while 91% of the seeds fail: only valid rollouts train, or the run halts with one clear error.
+
+verl's V1 trainer, Ray and vLLM are real; the environment is the fake one, which fails on demand.
+"""
+
+import json
+import math
+import subprocess
+import sys
+import time
+
+import pytest
+
+from cpu.practice_tasks import write_rows
+from cpu.training_run import REPO_ROOT, RunFolder, TrainingRun
+from episode_log import read_episodes
+from tests.practice_environment import TRAIN_SITE, VALIDATION_SITE, PracticeEnvironment
+
+pytestmark = [pytest.mark.training, pytest.mark.timeout(900)]
+
+TRAINING_TIMEOUT_S = 600
+FAILING = 0.91
+STEPS, PROMPTS, ROLLOUTS = 2, 3, 16
+
+
+def train(folder: RunFolder, url: str, drop_invalid: bool, *overrides: str, while_running=lambda: None) -> int:
+    """Train to the end and return the exit code; nothing is left running."""
+    policy = REPO_ROOT / "runs" / "policy-for-tests"
+    subprocess.run([sys.executable, "-m", "cpu.small_policy", "--output", policy], cwd=REPO_ROOT, check=True)
+    write_rows(folder.train_rows, folder.root / "data" / "unused.jsonl", TRAIN_SITE)
+    write_rows(folder.root / "data" / "unused.jsonl", folder.validation_rows, VALIDATION_SITE)
+    settings = {
+        "NEMO_GYM_BROWSER_DROP_INVALID": str(int(drop_invalid)),
+        "NEMO_GYM_BROWSER_MAX_OPEN_SESSIONS": "32",
+        "NEMO_GYM_BROWSER_MAX_CONCURRENT_SEEDS": "32",
+        "NEMO_GYM_BROWSER_OUTAGE_AFTER_SEEDS": "1000000",
+        "NEMO_GYM_BROWSER_OUTAGE_PATIENCE_S": "5",
+    }
+    overrides = [
+        f"actor_rollout_ref.model.path={policy}",
+        f"trainer.total_training_steps={STEPS}",
+        f"data.train_batch_size={PROMPTS}",
+        f"actor_rollout_ref.rollout.n={ROLLOUTS}",
+        "browser.max_attempts=1",
+        "trainer.test_freq=-1",
+        "trainer.val_before_train=false",
+        "trainer.save_freq=1",
+        "trainer.v1.sampler.sampler_kwargs.max_invalid_share=1.0",
+        *overrides,
+    ]
+    training = TrainingRun(folder, url, seed=0, overrides=overrides, extra_environment=settings)
+    deadline = time.monotonic() + TRAINING_TIMEOUT_S
+    try:
+        training.start()
+        while training.tree.exit_code is None and time.monotonic() < deadline:
+            while_running()
+            time.sleep(0.5)
+        assert training.tree.exit_code is not None, f"still running: {training.tree.log_tail()} (log: {folder.log})"
+        return training.tree.exit_code
+    finally:
+        training.stop()
+
+
+@pytest.fixture(scope="module", params=["dropped", "flagged"])
+def run(request, tmp_path_factory):
+    """The finished run's folder and its mode."""
+    folder = RunFolder(tmp_path_factory.mktemp(request.param))
+    folder.train_rows.parent.mkdir(parents=True)
+    with PracticeEnvironment(FAILING) as environment:
+        validate = ["data.val_max_samples=4", "trainer.test_freq=2"]
+        exit_code = train(folder, environment.url, request.param == "dropped", *validate)
+    assert exit_code == 0, folder.log.read_text()[-3000:]
+    return folder, request.param
+
+
+def dumped(folder: RunFolder) -> dict[tuple[str, int], float]:
+    """Return the scores in the dumped batches by group and rollout."""
+    scores = {}
+    for path in folder.rollouts.glob("*.jsonl"):
+        for line in path.read_text().splitlines():
+            row = json.loads(line)
+            uid, rollout, _ = row["uid"].rsplit("_", 2)
+            if not uid.startswith("pad"):
+                scores[uid, int(rollout)] = row["score"]
+    return scores
+
+
+def training_episodes(folder: RunFolder) -> list[dict]:
+    episodes, problems = read_episodes(folder.episodes)
+    assert problems == []
+    return [episode for episode in episodes if episode["split"] != "validation"]
+
+
+def test_most_rollouts_were_spoiled_and_none_of_them_has_a_reward(run):
+    folder, _ = run
+    spoiled = [episode for episode in training_episodes(folder) if episode["failure_kind"]]
+    assert len(spoiled) > 0.8 * STEPS * PROMPTS * ROLLOUTS
+    assert {episode["failure_kind"] for episode in spoiled} == {"browser_launch_failed"}
+    assert all(episode["reward"] is None for episode in spoiled)
+
+
+def test_the_dumped_batches_hold_the_valid_rollouts_and_dropped_ones_never(run):
+    folder, mode = run
+    valid = {(e["uid"], e["rollout"]): e["reward"] for e in training_episodes(folder) if not e["failure_kind"]}
+    scores = dumped(folder)
+    assert {key: scores[key] for key in scores if key in valid} == valid
+    extra = len(scores) - len(valid)
+    assert extra == (0 if mode == "dropped" else STEPS * PROMPTS * ROLLOUTS - len(valid))
+
+
+def test_the_metrics_count_what_the_episode_log_holds(run):
+    folder, mode = run
+    valid = [e for e in training_episodes(folder) if not e["failure_kind"]]
+    for step, data in folder.metrics().items():
+        if "browser/rollouts" not in data:
+            continue
+        rewards = [e["reward"] for e in valid if e["global_step"] == step]
+        assert data["browser/rollouts"] == PROMPTS * ROLLOUTS
+        assert data["browser/rollouts_valid"] == data["browser/batch_rollouts_valid"] == len(rewards)
+        assert data["browser/invalid_share/browser_launch_failed"] == 1 - len(rewards) / (PROMPTS * ROLLOUTS)
+        assert data["browser/reward_over_valid/mean"] == pytest.approx(sum(rewards) / len(rewards))
+        assert data["browser/batch_rollouts_invalid"] == (0 if mode == "dropped" else PROMPTS * ROLLOUTS - len(rewards))
+
+
+def test_every_step_trained_with_finite_numbers(run):
+    folder, _ = run
+    steps = [data for data in folder.metrics().values() if "actor/grad_norm" in data]
+    assert len(steps) == STEPS
+    for data in steps:
+        assert math.isfinite(data["actor/grad_norm"])
+        assert math.isfinite(data["actor/pg_loss"])
+        assert data["training/rollout_probs_diff_max"] < 1e-5
+
+
+def test_the_validation_reports_both_rates(run):
+    folder, _ = run
+    last = folder.metrics()[STEPS]
+    assert last["browser/val/rollouts"] == last["browser/val/rollouts_valid"] == 12
+    assert last["browser/val/success_over_valid"] == last["browser/val/success_over_all"]
+
+
+def test_an_environment_that_goes_away_halts_training_with_the_checkpoint_intact(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.train_rows.parent.mkdir(parents=True)
+    with PracticeEnvironment() as environment:
+
+        def stop_after_the_first_step():
+            if folder.last_checkpoint() >= 1:
+                environment.stop()
+
+        exit_code = train(
+            folder, environment.url, True, "trainer.total_training_steps=50", while_running=stop_after_the_first_step
+        )
+    assert exit_code != 0
+    log = folder.log.read_text()
+    assert "EnvironmentHalt: The environment is down at step" in log
+    assert "the last checkpoint is intact" in log
+    checkpoint = folder.checkpoints / f"global_step_{folder.last_checkpoint()}"
+    assert (checkpoint / "actor").is_dir() and any((checkpoint / "actor").iterdir())

@@ -1,0 +1,65 @@
+"""Counting rollouts, attempts and failures of a step."""
+
+import pytest
+
+from rollout_failures import TRAITS, FailureKind
+from rollout_stats import AttemptReport, RolloutReport, StepSummary
+
+
+def failed(kind: FailureKind, last_action: str = "seed") -> AttemptReport:
+    return AttemptReport(str(kind), str(TRAITS[kind].fault), last_action, 0)
+
+
+VALID = AttemptReport("", "", "verify", 3)
+
+
+def report(reward: float | None, *attempts: AttemptReport) -> RolloutReport:
+    return RolloutReport(4, "group", 0, reward, attempts)
+
+
+REPORTS = [
+    report(1.0, VALID),
+    report(0.0, failed(FailureKind.SESSION_LOST, "click"), VALID),
+    report(None, failed(FailureKind.SEED_TIMEOUT), failed(FailureKind.BROWSER_DIED, "click")),
+    report(None, failed(FailureKind.TASK_DATA_ERROR, "verify")),
+]
+
+
+def test_invalid_rollouts_neither_count_as_zeros_nor_vanish():
+    summary = StepSummary.of(REPORTS)
+    assert (summary.rollouts, summary.valid, summary.invalid) == (4, 2, 2)
+    assert summary.reward_over_valid == 0.5
+    assert summary.invalid_share == 0.5
+    assert summary.invalid_by_kind == {"browser_died": 1, "task_data_error": 1}
+
+
+def test_attempts_count_also_where_a_later_one_saved_the_rollout():
+    summary = StepSummary.of(REPORTS)
+    assert (summary.attempts, summary.spoiled_attempts) == (6, 4)
+
+
+def test_the_action_before_an_environment_failure_is_counted_and_other_faults_are_not():
+    metrics = StepSummary.of(REPORTS).metrics()
+    shares = {k: v for k, v in metrics.items() if k.startswith("browser/environment_failures_after/")}
+    assert shares == {
+        "browser/environment_failures_after/click": pytest.approx(2 / 3),
+        "browser/environment_failures_after/seed": pytest.approx(1 / 3),
+    }
+
+
+def test_metrics_name_the_share_of_each_kind_among_all_rollouts():
+    metrics = StepSummary.of(REPORTS).metrics("browser/val")
+    assert metrics["browser/val/invalid_share/browser_died"] == 0.25
+    assert metrics["browser/val/reward_over_valid/mean"] == 0.5
+    assert all(isinstance(value, float) for value in metrics.values())
+
+
+def test_a_step_without_a_valid_rollout_has_no_mean_reward():
+    summary = StepSummary.of(REPORTS[2:])
+    assert summary.reward_over_valid is None
+    assert not any("reward" in name for name in summary.metrics())
+    assert summary.text() == "2 of 2 rollouts invalid (browser_died 1, task_data_error 1)"
+
+
+def test_no_report_is_no_failure():
+    assert StepSummary.of([]).invalid_share == 0.0
