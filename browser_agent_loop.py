@@ -9,7 +9,6 @@ it returns no row or, with NEMO_GYM_BROWSER_DROP_INVALID=0, a flagged one, so th
 import asyncio
 import logging
 import random
-import weakref
 from typing import Any
 from uuid import uuid4
 
@@ -18,11 +17,11 @@ from verl.experimental.agent_loop.tool_agent_loop import ToolAgentLoop
 from verl.tools.base_tool import BaseTool
 from verl.trainer.ppo.padding_utils import SYNTHETIC_PADDING_SEQ_LEN
 from verl.utils.rollout_trace import rollout_trace_op
-from verl.utils.tokenizer.continuous_token import ContinuousTokenBuilder, MergeResult
 from verl.workers.rollout.replica import TokenOutput
 
 from browser_prompts import first_user_message
 from browser_task import BrowserTask, TaskError
+from context_tokens import merge_observation, remember_prefixes
 from dataset import NeMoGymBrowserDataset
 from environment_gate import EnvironmentGate
 from environment_session import ActionName, BrowserAction, BrowserSession, StepResult
@@ -73,6 +72,7 @@ class BrowserToolAgentLoop(ToolAgentLoop):
         self.gate = EnvironmentGate.shared(self.settings)
         self.episode_log = EpisodeLog(self.settings.episode_log_dir)
         self.added_tokens = tuple(self.tokenizer.get_added_vocab())
+        remember_prefixes(self.continuous_token_builder)
 
     @rollout_trace_op
     async def run(self, sampling_params: dict[str, Any], priority: int = 0, **kwargs) -> AgentLoopOutput | list:
@@ -244,11 +244,15 @@ class BrowserToolAgentLoop(ToolAgentLoop):
         # A chat template has a place for a tool response only behind a tool call.
         role = "tool" if "tool_calls" in message else "user"
         updated = [*previous, {"role": role, "content": shown}]
-        merged = self._merge(previous, updated, episode)
+        merged = merge_observation(
+            self.continuous_token_builder, previous, updated, episode.token_ids, self.tool_schemas
+        )
         # Most observations fit, and then the tokens around them do too; counting first would encode each of them twice.
         if merged.appended_token_count > self.limits.max_observation_tokens:
             updated[-1]["content"] = cut_to_tokens(shown, self.tokenizer, self.limits.max_observation_tokens)
-            merged = self._merge(previous, updated, episode)
+            merged = merge_observation(
+                self.continuous_token_builder, previous, updated, episode.token_ids, self.tool_schemas
+            )
         mask, logprobs = self.continuous_token_builder.align_response_metadata(
             merged, episode.response_mask, episode.response_logprobs or None
         )
@@ -256,10 +260,6 @@ class BrowserToolAgentLoop(ToolAgentLoop):
             episode.stop_reason = StopReason.CONTEXT_FULL
             return
         episode.add_context(updated, merged.token_ids, mask, logprobs)
-
-    def _merge(self, previous: list[dict], updated: list[dict], episode: Episode) -> MergeResult:
-        tools = self.tool_schemas if _tools_matter(self.continuous_token_builder, self.tool_schemas) else None
-        return self.continuous_token_builder.merge_context_tokens(previous, updated, episode.token_ids, tools=tools)
 
     def _to_output(self, episode: Episode, attempts: int) -> AgentLoopOutput:
         return AgentLoopOutput(
@@ -311,28 +311,6 @@ class BrowserToolAgentLoop(ToolAgentLoop):
             "attempts": attempts,
             "reward_extra_info": episode.reward_extra_info(),
         }
-
-
-def _tools_matter(builder: ContinuousTokenBuilder, tools: list[dict]) -> bool:
-    """Return whether the chat template renders a later message differently when it is given the tools.
-
-    The builder renders a made-up conversation in front of each observation; the tools' schemas are the longest part of
-    it, and templates such as Qwen's put them into the system message alone.
-    """
-    known = _TOOLS_MATTER.setdefault(builder.tokenizer, {})
-    if builder.__class__ not in known:
-        call = {"type": "function", "function": {"name": "browser", "arguments": {}}}
-        before = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
-        later = [{"role": role, "content": "URL: http://a/\nTEXT:\n  b"} for role in ("tool", "user")]
-        known[builder.__class__] = any(
-            builder.tokenize_context_incremental_messages(before, [*before, message], tools=tools)
-            != builder.tokenize_context_incremental_messages(before, [*before, message])
-            for message in later
-        )
-    return known[builder.__class__]
-
-
-_TOOLS_MATTER: weakref.WeakKeyDictionary[Any, dict[type, bool]] = weakref.WeakKeyDictionary()
 
 
 def _require_checked_dataset(dataset_cls: type | None) -> None:
