@@ -2,7 +2,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-integration check bench clean
+.PHONY: help setup demo test test-integration check bench bench-learning clean
 
 PYTHON := .venv/bin/python
 PYTEST := $(PYTHON) -m pytest
@@ -44,6 +44,13 @@ check: ## Lint and format-check Python and shell.
 bench: ## Run every benchmark.
 	@cpu/setup.sh all
 	@for benchmark in $(wildcard benchmarks/*.py); do echo "== $$benchmark"; $(PYTHON) "$$benchmark"; done
+
+# A night on 2 cores; a run that has its result is not run again. SWEEP_ARGS='--seeds 0' for a part of it.
+SWEEP_ARGS ?=
+bench-learning: ## Train while rollouts are broken on purpose, and draw the curves (hours; goes on where it was stopped).
+	@cpu/setup.sh all
+	@$(PYTHON) benchmarks/learning/sweep.py $(SWEEP_ARGS)
+	@$(PYTHON) benchmarks/learning/plot.py
 
 clean: ## Remove caches; with ALL=1 the environments and what runs have written as well.
 	@find . -name __pycache__ -not -path './.venv*' -type d -prune -exec rm -rf {} +

@@ -71,9 +71,18 @@ class ReportingGate(EnvironmentGate):
         self.reports.append(report)
 
 
-def make_loop(config, tokenizer, policy, environment_url, log_dir, settings=None, dataset_cls=NeMoGymBrowserDataset):
+def make_loop(
+    config,
+    tokenizer,
+    policy,
+    environment_url,
+    log_dir,
+    settings=None,
+    dataset_cls=NeMoGymBrowserDataset,
+    loop_cls=BrowserToolAgentLoop,
+):
     """Return the loop as verl's agent-loop worker builds it, pointed at a fake environment."""
-    loop = BrowserToolAgentLoop(
+    loop = loop_cls(
         trainer_config=DictConfigWrap(config),
         server_manager=policy,
         tokenizer=tokenizer,

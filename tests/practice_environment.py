@@ -14,7 +14,7 @@ import asyncio
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 from urllib.parse import quote, urljoin, urlsplit
@@ -30,9 +30,10 @@ TRAIN_SITE, VALIDATION_SITE = "http://127.0.0.1:8077", "http://127.0.0.1:8078"
 class PracticeEnvironment:
     """The fake environment over the practice site as a running program; leaving the block ends it."""
 
-    def __init__(self, failing_share: float = 0.0, seed: int = 0) -> None:
+    def __init__(self, failing_share: float = 0.0, seed: int = 0, failing_first: int = 0) -> None:
+        """Start it; `failing_first` seeds fail before the share applies."""
         root = Path(__file__).resolve().parent.parent
-        command = [sys.executable, "-m", "tests.practice_environment", f"{failing_share}", f"{seed}"]
+        command = [sys.executable, "-m", "tests.practice_environment", *map(str, (failing_share, seed, failing_first))]
         self._process = subprocess.Popen(
             command, cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
         )
@@ -52,9 +53,10 @@ class PracticeEnvironment:
         self._process.wait()
 
 
-async def _serve(failing_share: float, seed: int) -> None:
+async def _serve(failing_share: float, seed: int, failing_first: int) -> None:
     refused = "Error('BrowserType.launch: Target page, context or browser has been closed')"
-    faults = [Fault(Do.STATUS, path="/seed_session", share=failing_share, site=TRAIN_SITE, text=refused)]
+    fault = Fault(Do.STATUS, path="/seed_session", site=TRAIN_SITE, text=refused)
+    faults = [replace(fault, times=failing_first), replace(fault, share=failing_share)]
     browsers = practice_browsers(TRAIN_SITE, VALIDATION_SITE)
     async with FakeEnvironment(browser_factory=browsers, faults=faults, seed=seed) as environment:
         print(environment.url, flush=True)  # noqa: T201 - a program whose output is its address
@@ -126,4 +128,4 @@ def _as_shown(url: str) -> str:
 
 
 if __name__ == "__main__":
-    asyncio.run(_serve(float(sys.argv[1]), int(sys.argv[2])))
+    asyncio.run(_serve(float(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])))

@@ -1,7 +1,7 @@
 """Draw the learning curves of the sweep: python benchmarks/learning/plot.py [--output docs/learning_under_failures.svg]
 
 Success on the validation tasks against valid training rollouts used: one panel for each share of broken rollouts, mean
-over seeds with the range of the seeds. Needs matplotlib (dependency group `plot`).
+over seeds with the range of the seeds.
 """
 
 import argparse
@@ -31,6 +31,8 @@ def load(folder: Path) -> dict[float, dict[str, list[dict]]]:
     by_rate: dict[float, dict[str, list[dict]]] = defaultdict(lambda: defaultdict(list))
     for path in sorted(folder.glob("*.json")):
         result = json.loads(path.read_text())
+        if result.get("real"):
+            continue  # two points make no curve
         method = result["method"] if result["rate"] else "nothing-fails"
         by_rate[result["rate"]][method].append(result)
     if not by_rate:

@@ -7,14 +7,19 @@ practice site without a browser, and in which a share of the training sessions f
 broken. A group gets 6 / (1 - share) rollouts, so that every run sees the same number of valid ones in a step. Results
 go to one JSON file a run; a run whose file is there is not run again, so the sweep can be stopped and started.
 
+With --real the environment is NeMo Gym's server with Chromium, behind a proxy that fails the same share of the seeds,
+and validation runs at the beginning and the end alone.
+
 The curves: python benchmarks/learning/plot.py
 """
 
 import argparse
+import contextlib
 import json
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -22,15 +27,23 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from cpu.demo_summary import validation_success  # noqa: E402
+from cpu.gym_server import GymServer  # noqa: E402
+from cpu.practice_site import PracticeServer  # noqa: E402
 from cpu.practice_tasks import write_rows  # noqa: E402
+from cpu.processes import free_port  # noqa: E402
 from cpu.training_run import RunFolder, TrainingRun  # noqa: E402
 from episode_log import read_episodes  # noqa: E402
+from tests.background import serving  # noqa: E402
 from tests.practice_environment import TRAIN_SITE, VALIDATION_SITE, PracticeEnvironment  # noqa: E402
 
 RESULTS = Path(__file__).resolve().parent / "results"
 METHODS = ("dropped", "flagged", "zeros")
 VALID_ROLLOUTS_PER_GROUP = 6
 VALIDATE_EVERY = 3
+# A share of failing seeds is what is asked for, no outage.
+UNPROTECTED = {"NEMO_GYM_BROWSER_OUTAGE_AFTER_SEEDS": "1000000"}
+# The fake environment needs no protection; the real one gets what the demo gives it.
+WIDE_OPEN = {"NEMO_GYM_BROWSER_MAX_OPEN_SESSIONS": "64", "NEMO_GYM_BROWSER_MAX_CONCURRENT_SEEDS": "64"}
 
 
 @dataclass(frozen=True)
@@ -42,11 +55,13 @@ class Condition:
     """Share of the training rollouts whose seed fails."""
     seed: int
     steps: int
+    real: bool = False
+    """Whether the environment is the real server."""
 
     @property
     def name(self) -> str:
         """Name of the result's file; the methods are the same run where nothing fails."""
-        return f"{self.method if self.rate else 'nothing-fails'}-{self.rate:g}-seed{self.seed}"
+        return f"{self.method if self.rate else 'nothing-fails'}-{self.rate:g}-seed{self.seed}{'-real' * self.real}"
 
     def overrides(self, policy: Path) -> list[str]:
         """Return the Hydra overrides of this run."""
@@ -54,7 +69,7 @@ class Condition:
             f"actor_rollout_ref.model.path={policy}",
             f"actor_rollout_ref.rollout.n={round(VALID_ROLLOUTS_PER_GROUP / (1 - self.rate))}",
             f"trainer.total_training_steps={self.steps}",
-            f"trainer.test_freq={VALIDATE_EVERY}",
+            f"trainer.test_freq={self.steps if self.real else VALIDATE_EVERY}",
             "trainer.save_freq=-1",
             "browser.max_attempts=1",
             "trainer.v1.sampler.sampler_kwargs.max_invalid_share=1.0",
@@ -67,6 +82,25 @@ class Condition:
                 "algorithm.adv_estimator=grpo",
             ]
         return overrides
+
+
+@contextlib.contextmanager
+def environment(condition: Condition, folder: RunFolder) -> Iterator[tuple[str, str, str]]:
+    """Yield the addresses of the environment, of the site to train on and of the site to validate on."""
+    if not condition.real:
+        with PracticeEnvironment(condition.rate, condition.seed) as fake:
+            yield fake.url, TRAIN_SITE, VALIDATION_SITE
+        return
+    with (
+        serving(PracticeServer("127.0.0.1", 0)) as train,
+        serving(PracticeServer("127.0.0.1", 0)) as validation,
+        GymServer(free_port(), folder.root / "gym_server.log") as gym,
+    ):
+        module = "benchmarks.learning.broken_seeds"
+        command = [sys.executable, "-m", module, gym.url, train.base_url, f"{condition.rate}", f"{condition.seed}"]
+        with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as proxy:
+            yield proxy.stdout.readline().strip(), train.base_url, validation.base_url
+            proxy.stdin.close()
 
 
 def build_policy(folder: Path, seed: int) -> Path:
@@ -82,19 +116,15 @@ def run(condition: Condition, runs: Path) -> dict:
     policy = build_policy(runs, condition.seed)
     folder = RunFolder(runs / f"{condition.name}-{time.strftime('%Y%m%d-%H%M%S')}")
     folder.train_rows.parent.mkdir(parents=True)
-    write_rows(folder.train_rows, folder.root / "data" / "unused.jsonl", TRAIN_SITE)
-    write_rows(folder.root / "data" / "unused.jsonl", folder.validation_rows, VALIDATION_SITE)
     started = time.monotonic()
-    settings = {
-        "NEMO_GYM_BROWSER_DROP_INVALID": "0" if condition.method == "flagged" else "1",
-        # The fake environment needs no protection; a share of failing seeds is what is asked for, no outage.
-        "NEMO_GYM_BROWSER_MAX_OPEN_SESSIONS": "64",
-        "NEMO_GYM_BROWSER_MAX_CONCURRENT_SEEDS": "64",
-        "NEMO_GYM_BROWSER_OUTAGE_AFTER_SEEDS": "1000000",
-    }
-    with PracticeEnvironment(condition.rate, condition.seed) as environment:
+    settings = {"NEMO_GYM_BROWSER_DROP_INVALID": "0" if condition.method == "flagged" else "1", **UNPROTECTED}
+    if not condition.real:
+        settings |= WIDE_OPEN
+    with environment(condition, folder) as (url, train_site, validation_site):
+        write_rows(folder.train_rows, folder.root / "data" / "unused.jsonl", train_site)
+        write_rows(folder.root / "data" / "unused.jsonl", folder.validation_rows, validation_site)
         overrides = condition.overrides(policy)
-        training = TrainingRun(folder, environment.url, condition.seed, overrides, extra_environment=settings)
+        training = TrainingRun(folder, url, condition.seed, overrides, extra_environment=settings)
         try:
             training.start()
             while training.tree.exit_code is None:
@@ -131,6 +161,7 @@ def main() -> int:
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--real", action="store_true", help="the real server and Chromium (quarter of an hour a run)")
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "learning")
     options = parser.parse_args()
@@ -141,7 +172,7 @@ def main() -> int:
         for seed in options.seeds
         for rate in options.rates
         for method in options.methods
-        for condition in [Condition(method, rate, seed, options.steps)]
+        for condition in [Condition(method, rate, seed, options.steps, options.real)]
     }
     for number, (name, condition) in enumerate(wanted.items(), 1):
         path = options.results / f"{name}.json"

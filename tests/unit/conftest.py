@@ -33,12 +33,12 @@ def build(tokenizer, base_config, tmp_path, monkeypatch):
 
     monkeypatch.setenv("NEMO_GYM_URL", "http://127.0.0.1:1")
 
-    def build(environment, replies, prompt_length=512, response_length=1024, settings=None, **given):
+    def build(environment, replies, prompt_length=512, response_length=1024, settings=None, build_with=None, **given):
         config = base_config.copy()
         config.actor_rollout_ref.rollout.prompt_length = prompt_length
         config.actor_rollout_ref.rollout.response_length = response_length
         policy = ScriptedPolicy(tokenizer, replies)
-        loop = make_loop(config, tokenizer, policy, environment.url, tmp_path, settings)
+        loop = make_loop(config, tokenizer, policy, environment.url, tmp_path, settings, **(build_with or {}))
         loop.limits = limits(**given)
         return loop, policy
 

@@ -45,6 +45,7 @@ class Coordinator:
 
     def __init__(self):
         self.reports = []
+        self.asked = 0
         self.now = SimpleNamespace(opened=0, closed=0, open_now=0, down_s=0.0)
 
     def take_reports(self, uids):
@@ -53,6 +54,7 @@ class Coordinator:
         return taken
 
     def counters(self):
+        self.asked += 1
         return self.now
 
 
@@ -257,6 +259,12 @@ def test_a_setting_that_cannot_be_used_is_named(world, sampler_kwargs, message):
     with pytest.raises(ValueError) as error:
         sampler(world, **sampler_kwargs)
     assert message in str(error.value)
+
+
+def test_the_trainers_process_is_the_first_to_ask_for_the_coordinator(world):
+    """Whoever asks first starts it, and its counts end with that process."""
+    sampler(world)
+    assert world.coordinator.asked == 1
 
 
 def test_without_the_patch_there_is_no_sampler(world, monkeypatch):

@@ -150,6 +150,17 @@ async def test_the_policys_own_failure_is_never_tried_again(build, environment, 
     assert environment.seen.seeded == {1}
 
 
+async def test_a_policy_that_wrecks_its_browser_is_scored_0_and_not_tried_again(build, environment, tmp_path):
+    environment.faults = [Fault(Do.HANG, path="/browser_navigate")]
+    elsewhere = call(action="navigate", url="http://tarpit.test/")
+    loop, _ = build(environment, [elsewhere], settings={"act_timeout_s": 0.2})
+    output = await loop.run({}, **ROW)
+    environment.release()
+    assert (output.reward_score, output.extra_fields["env_invalid"], output.extra_fields["attempts"]) == (0.0, False, 1)
+    records, _ = read_episodes(tmp_path)
+    assert [(r["stop_reason"], r["failure_kind"]) for r in records] == [("browser_wrecked", "")]
+
+
 async def test_all_attempts_together_keep_the_deadline(build, environment, monkeypatch, tmp_path):
     environment.faults = [Fault(Do.LOSE_SESSION, path="/browser_click")]
     loop, policy = build(environment, [CLICK_ABOUT], max_attempts=9, episode_deadline_s=50.0)
@@ -165,6 +176,38 @@ async def test_all_attempts_together_keep_the_deadline(build, environment, monke
     records, _ = read_episodes(tmp_path)
     # 20 s, 20 s, and in the third attempt no turn fits any more: the environment has lost the time, not the policy.
     assert [r["failure_kind"] for r in records] == ["session_lost", "session_lost", "session_lost"]
+
+
+@pytest.mark.parametrize(("lost_s", "kind"), [(30.0, "episode_deadline"), (5.0, None)], ids=["environment", "policy"])
+async def test_time_that_spoiled_attempts_used_up_is_the_environments(build, environment, monkeypatch, lost_s, kind):
+    environment.faults = [Fault(Do.LOSE_SESSION, path="/browser_click", session=1)]
+    loop, policy = build(environment, [CLICK_ABOUT], episode_deadline_s=lost_s + 19.0, max_turns=9)
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr("episode.time", SimpleNamespace(monotonic=lambda: clock.now))
+    seconds = [lost_s, 20.0]
+
+    async def slow_generate(*args, original=policy.generate, **kwargs):
+        clock.now += seconds.pop(0)
+        return await original(*args, **kwargs)
+
+    policy.generate = slow_generate
+    await loop.run({}, **ROW)
+    [report] = loop.gate.reports
+    assert [attempt.failure_kind for attempt in report.attempts] == ["session_lost", kind or ""]
+
+
+async def test_the_action_before_a_failed_scoring_is_the_one_before_finish(build, environment):
+    environment.faults = [Fault(Do.LOSE_SESSION, path="/verify")]
+    loop, _ = build(environment, [CLICK_ABOUT, FINISH], max_attempts=1)
+    await loop.run({}, **ROW)
+    assert [(a.failure_kind, a.last_action) for a in loop.gate.reports[0].attempts] == [("session_lost", "click")]
+
+
+async def test_a_flagged_row_keeps_the_prompt_length(build, environment):
+    environment.faults = [Fault(Do.STATUS, path="/seed_session")]
+    loop, _ = build(environment, [FINISH], max_attempts=1, prompt_length=64, **FLAGGED)
+    output = await loop.run({}, **ROW)
+    assert 0 < len(output.prompt_ids) <= 64
 
 
 async def test_a_provider_that_says_when_is_not_asked_before(build, environment, monkeypatch):
