@@ -274,11 +274,17 @@ def _numbered(name: str, labels: Any, rows: int) -> tuple[np.ndarray, int]:
 
 
 def _bools(env_invalid: Any, rows: int) -> np.ndarray:
-    """Return env_invalid as bool (rows,); all False for None. Raises ValueError for anything but True and False."""
+    """Return env_invalid as bool (rows,); all False for None. Raises ValueError for anything but booleans, 0 and 1."""
     if env_invalid is None:
         return np.zeros(rows, dtype=bool)
-    # By type and not by truth: the text "False" is true, and a flag that is missing (None) is not False.
-    return _typed("env_invalid", env_invalid, rows, (bool, np.bool_)).astype(bool)
+    if isinstance(env_invalid, np.ndarray) and env_invalid.shape == (rows,) and env_invalid.dtype == bool:
+        return env_invalid
+    values = _checked_list("env_invalid", env_invalid, rows)
+    # Not by truth: the text "False" is true, and a flag that is missing (None) is not False.
+    wrong = next((row for row, value in enumerate(values) if isinstance(value, str) or value not in (0, 1)), None)
+    if wrong is not None:
+        raise ValueError(f"env_invalid is {values[wrong]!r} in row {wrong}; it must be True or False")
+    return np.array(values, dtype=bool)
 
 
 def _integers(name: str, values: Any, rows: int) -> np.ndarray:

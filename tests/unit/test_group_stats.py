@@ -403,6 +403,13 @@ def test_what_is_no_number_is_ignored_where_it_has_no_vote(reward):
 # Arguments that can't be right
 
 
+@pytest.mark.parametrize("kind", [list, np.array, torch.tensor], ids=["list", "numpy", "torch"])
+def test_flags_may_be_zeros_and_ones(kind):
+    expected = scalars([9, 1, 0], env_invalid=[True, False, False])
+    assert scalars([9, 1, 0], env_invalid=kind([1, 0, 0])) == expected
+    assert scalars([9, 1, 0], env_invalid=kind([True, False, False])) == expected
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -418,6 +425,7 @@ def test_what_is_no_number_is_ignored_where_it_has_no_vote(reward):
             {"token_level_rewards": torch.ones(4), "response_mask": torch.ones(4)}, r"shape \(4,\)", id="1-D rewards"
         ),
         pytest.param({"env_invalid": ["False"] * 4}, "env_invalid is 'False' in row 0", id="flags as text"),
+        pytest.param({"env_invalid": [0, 2, 0, 0]}, "env_invalid is 2 in row 1", id="flag 2"),
         pytest.param({"env_invalid": [True, True, None, True]}, "env_invalid is None in row 2", id="flag missing"),
         pytest.param({"rollout_id": ["x", None, "y", "z"]}, "rollout_id is None in row 1", id="rollout id missing"),
         pytest.param({"index": ["a", "a", None, "a"]}, "index is None in row 2", id="uid missing"),
