@@ -8,7 +8,7 @@ import pytest
 
 from cpu.processes import kill_all
 from environment_session import ActionName, BrowserAction, BrowserSession, EnvironmentGate
-from rollout_failures import DEFAULT_BLOCKED_PATTERNS, Call, FailureKind, classify_status, classify_verdict
+from rollout_failures import DEFAULT_BLOCKED_PATTERNS, Call, FailureKind, Fault, classify_status, classify_verdict
 from tests.contract.episodes import OBSERVE, VERIFY_BODY, element, exchange, settings_for
 from tests.failure_columns import ENVIRONMENT, MEASUREMENT, PASSING, POLICY, POLICY_WRECK, columns, context
 
@@ -168,14 +168,22 @@ async def test_a_dead_link_is_shown_and_ends_nothing(session, site):
     assert (failure.kind, columns(failure), session.failure) == (FailureKind.DEAD_LINK, PASSING, None)
 
 
-@pytest.mark.parametrize("then", [OBSERVE, navigate("http://127.0.0.1:9/")], ids=["observe", "navigate away"])
-async def test_a_policy_that_crashes_its_browser_is_scored_zero(session, site, then):
+async def test_a_policy_that_crashes_its_browser_is_scored_zero(session, site):
     assert await session.seed(f"{site}/", {"dom_contains": "plain"}) is None
     await session.act(CRASH)
-    failure = (await session.act(then)).failure
+    failure = (await session.act(OBSERVE)).failure
     assert (failure.kind, columns(failure)) == (FailureKind.BROWSER_CRASHED_BY_POLICY, POLICY_WRECK)
     verdict = await session.verify()
     assert (verdict.reward, verdict.failure) == (0.0, None)
+
+
+async def test_a_crash_that_the_policy_walks_away_from_is_the_policys_too(session, site):
+    """Asked at once, Chromium crashes or turns the next address away first; neither is the environment's doing."""
+    assert await session.seed(f"{site}/", {"dom_contains": "plain"}) is None
+    await session.act(CRASH)
+    failure = (await session.act(navigate("http://127.0.0.1:9/"))).failure
+    assert failure.fault is Fault.POLICY
+    assert (await session.verify()).failure is None
 
 
 async def test_a_crash_that_only_scoring_finds_is_the_policys_too(session, site):
