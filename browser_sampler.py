@@ -7,10 +7,13 @@ down for too long, training halts with one error while the last checkpoint is in
 """
 
 import logging
+import time
 from collections.abc import Mapping
 from typing import Any
 
+import ray
 import transfer_queue as tq
+from ray.exceptions import RayActorError
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
@@ -22,9 +25,16 @@ from rollout_stats import RolloutReport, StepSummary
 
 logger = logging.getLogger(__name__)
 
+_WORKER_CHECK_S = 60.0
+_WORKER_ANSWER_S = 5.0
+
 
 class EnvironmentHalt(RuntimeError):
     """Training was halted: the environment gives too few valid rollouts to learn from."""
+
+
+class WorkerDied(RuntimeError):
+    """Training was halted: an agent-loop worker is gone, and with it the rollouts that the trainer waits for."""
 
 
 class _NothingValid(Exception):
@@ -51,6 +61,7 @@ class _Containment:
         self._reports: list[RolloutReport] = []
         self._validation_reports: list[RolloutReport] = []
         self._counted = (0, 0)
+        self._look_at_workers_at = time.monotonic() + _WORKER_CHECK_S
         super().__init__(sampler_kwargs=sampler_kwargs, **options, **kwargs)
         # The coordinator lives as long as the process that asked for it first: that is to be the trainer's, here.
         self._coordinator().counters()
@@ -116,6 +127,19 @@ class _Containment:
             )
         return selected, partition, steps
 
+    def _wait_for_next_poll(self, partition_id: str, last_debug_time: float) -> float:
+        """Wait as verl does. Raises WorkerDied: verl itself would poll for ever for rollouts that nobody runs."""
+        now = time.monotonic()
+        if now >= self._look_at_workers_at:
+            self._look_at_workers_at = now + _WORKER_CHECK_S
+            trainer = getattr(self.refill_fn, "__self__", None)
+            for number, error in dead_workers(getattr(trainer, "agent_loop_manager", None)):
+                raise WorkerDied(
+                    f"Agent-loop worker {number} is gone, and its rollouts with it: {error}. Training halts, the last "
+                    "checkpoint is intact. Look above for what ended it (memory?), then start the same command again."
+                )
+        return super()._wait_for_next_poll(partition_id, last_debug_time)
+
     def _coordinator(self) -> Any:
         return coordinator_for_driver(self.settings)
 
@@ -180,6 +204,20 @@ class _Containment:
             fields=batch.fields,
             extra_info=batch.extra_info,
         )
+
+
+def dead_workers(agent_loop_manager: Any) -> list[tuple[int, Exception]]:
+    """Return number and error of each agent-loop worker whose process is gone; a slow one is not dead."""
+    workers = getattr(agent_loop_manager, "agent_loop_workers", None) or []
+    calls = {worker.__ray_ready__.remote(): number for number, worker in enumerate(workers)}
+    answered, _ = ray.wait(list(calls), num_returns=len(calls), timeout=_WORKER_ANSWER_S) if calls else ([], [])
+    dead = []
+    for call in answered:
+        try:
+            ray.get(call)
+        except RayActorError as error:
+            dead.append((calls[call], error))
+    return dead
 
 
 class BrowserReplayBuffer(_Containment, ReplayBuffer):

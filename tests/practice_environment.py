@@ -30,10 +30,17 @@ TRAIN_SITE, VALIDATION_SITE = "http://127.0.0.1:8077", "http://127.0.0.1:8078"
 class PracticeEnvironment:
     """The fake environment over the practice site as a running program; leaving the block ends it."""
 
-    def __init__(self, failing_share: float = 0.0, seed: int = 0, failing_first: int = 0) -> None:
-        """Start it; `failing_first` seeds fail before the share applies."""
+    def __init__(
+        self, failing_share: float = 0.0, seed: int = 0, failing_first: int = 0, observe_s: float = 0.0
+    ) -> None:
+        """Start it; `failing_first` seeds fail before the share applies, an observe takes `observe_s` seconds."""
         root = Path(__file__).resolve().parent.parent
-        command = [sys.executable, "-m", "tests.practice_environment", *map(str, (failing_share, seed, failing_first))]
+        command = [
+            sys.executable,
+            "-m",
+            "tests.practice_environment",
+            *map(str, (failing_share, seed, failing_first, observe_s)),
+        ]
         self._process = subprocess.Popen(
             command, cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
         )
@@ -53,12 +60,13 @@ class PracticeEnvironment:
         self._process.wait()
 
 
-async def _serve(failing_share: float, seed: int, failing_first: int) -> None:
+async def _serve(failing_share: float, seed: int, failing_first: int, observe_s: float) -> None:
     refused = "Error('BrowserType.launch: Target page, context or browser has been closed')"
     fault = Fault(Do.STATUS, path="/seed_session", site=TRAIN_SITE, text=refused)
     faults = [replace(fault, times=failing_first), replace(fault, share=failing_share)]
     browsers = practice_browsers(TRAIN_SITE, VALIDATION_SITE)
-    async with FakeEnvironment(browser_factory=browsers, faults=faults, seed=seed) as environment:
+    latency_s = {"/browser_observe": observe_s}
+    async with FakeEnvironment(browser_factory=browsers, faults=faults, seed=seed, latency_s=latency_s) as environment:
         print(environment.url, flush=True)  # noqa: T201 - a program whose output is its address
         await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
 
@@ -128,4 +136,5 @@ def _as_shown(url: str) -> str:
 
 
 if __name__ == "__main__":
-    asyncio.run(_serve(float(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])))
+    share, *counts, observe = [*sys.argv[1:], *["0"] * (5 - len(sys.argv))]
+    asyncio.run(_serve(float(share), *map(int, counts), float(observe)))

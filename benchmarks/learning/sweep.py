@@ -16,6 +16,7 @@ The curves: python benchmarks/learning/plot.py
 import argparse
 import contextlib
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -155,7 +156,7 @@ def curve(folder: RunFolder) -> list[dict]:
 
 
 def main() -> int:
-    """Run what has no result yet; return 0, or 1 if a run failed."""
+    """Run what has no result yet; return 0, 1 if a run failed, or 130 if it was stopped."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rates", type=float, nargs="+", default=[0.0, 0.5, 0.91])
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
@@ -165,6 +166,9 @@ def main() -> int:
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "learning")
     options = parser.parse_args()
+    # As in cpu/demo.py: a run that is stopped must not leave its training behind, in the background of a shell either.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
     options.results.mkdir(parents=True, exist_ok=True)
     # Seeds outermost: a sweep that is cut short has compared all methods on whole seeds.
     wanted = {
@@ -185,6 +189,9 @@ def main() -> int:
         except RuntimeError as error:
             print(f"error: {error}", file=sys.stderr)
             return 1
+        except KeyboardInterrupt:
+            print("stopped; the same command goes on with the runs that have no result", file=sys.stderr)
+            return 130
         path.write_text(json.dumps(result, indent=1) + "\n")
         first, last = result["curve"][0], result["curve"][-1]
         print(

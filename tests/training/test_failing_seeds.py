@@ -5,9 +5,12 @@ verl's V1 trainer, Ray and vLLM are real; the environment is the fake one, which
 
 import json
 import math
+import os
+import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -23,7 +26,7 @@ FAILING = 0.91
 STEPS, PROMPTS, ROLLOUTS = 2, 3, 16
 
 
-def train(folder: RunFolder, url: str, drop_invalid: bool, *overrides: str, while_running=lambda: None) -> int:
+def train(folder, url, drop_invalid, *overrides, max_open=32, while_running=lambda training: None) -> int:
     """Train to the end and return the exit code; nothing is left running."""
     policy = REPO_ROOT / "runs" / "policy-for-tests"
     subprocess.run([sys.executable, "-m", "cpu.small_policy", "--output", policy], cwd=REPO_ROOT, check=True)
@@ -31,7 +34,7 @@ def train(folder: RunFolder, url: str, drop_invalid: bool, *overrides: str, whil
     write_rows(folder.root / "data" / "unused.jsonl", folder.validation_rows, VALIDATION_SITE)
     settings = {
         "NEMO_GYM_BROWSER_DROP_INVALID": str(int(drop_invalid)),
-        "NEMO_GYM_BROWSER_MAX_OPEN_SESSIONS": "32",
+        "NEMO_GYM_BROWSER_MAX_OPEN_SESSIONS": str(max_open),
         "NEMO_GYM_BROWSER_MAX_CONCURRENT_SEEDS": "32",
         "NEMO_GYM_BROWSER_OUTAGE_AFTER_SEEDS": "1000000",
         "NEMO_GYM_BROWSER_OUTAGE_PATIENCE_S": "5",
@@ -53,12 +56,20 @@ def train(folder: RunFolder, url: str, drop_invalid: bool, *overrides: str, whil
     try:
         training.start()
         while training.tree.exit_code is None and time.monotonic() < deadline:
-            while_running()
+            while_running(training)
             time.sleep(0.5)
         assert training.tree.exit_code is not None, f"still running: {training.tree.log_tail()} (log: {folder.log})"
         return training.tree.exit_code
     finally:
         training.stop()
+
+
+def process_name(pid: int) -> str:
+    """Return what a process calls itself, empty if it is gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    except OSError:
+        return ""
 
 
 @pytest.fixture(scope="module", params=["dropped", "flagged"])
@@ -146,7 +157,7 @@ def test_an_environment_that_goes_away_halts_training_with_the_checkpoint_intact
     folder.train_rows.parent.mkdir(parents=True)
     with PracticeEnvironment() as environment:
 
-        def stop_after_the_first_step():
+        def stop_after_the_first_step(training):
             if folder.last_checkpoint() >= 1:
                 environment.stop()
 
@@ -159,3 +170,24 @@ def test_an_environment_that_goes_away_halts_training_with_the_checkpoint_intact
     assert "the last checkpoint is intact" in log
     checkpoint = folder.checkpoints / f"global_step_{folder.last_checkpoint()}"
     assert (checkpoint / "actor").is_dir() and any((checkpoint / "actor").iterdir())
+
+
+def test_a_killed_agent_loop_worker_ends_training_instead_of_leaving_it_to_wait(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.train_rows.parent.mkdir(parents=True)
+    killed = []
+
+    def kill_the_worker(training):
+        # While rollouts are under way: once all are over, the next dispatch fails by itself.
+        if killed or not any(episode["global_step"] == 2 for episode in read_episodes(folder.episodes)[0]):
+            return
+        killed.extend(pid for pid in training.tree.pids() if "AgentLoopWorker" in process_name(pid))
+        for pid in killed:
+            os.kill(pid, signal.SIGKILL)
+
+    # 48 rollouts, 8 at a time, each at least 4 s: the first is over long before the last.
+    slow = ["trainer.total_training_steps=50"]
+    with PracticeEnvironment(observe_s=4.0) as environment:
+        exit_code = train(folder, environment.url, True, *slow, max_open=8, while_running=kill_the_worker)
+    assert killed and exit_code != 0
+    assert "WorkerDied: Agent-loop worker 0 is gone" in folder.log.read_text()

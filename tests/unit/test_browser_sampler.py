@@ -7,7 +7,7 @@ import pytest
 
 import browser_sampler
 import patches
-from browser_sampler import BrowserReplayBuffer, BrowserReplayBufferAsync, EnvironmentHalt
+from browser_sampler import BrowserReplayBuffer, BrowserReplayBufferAsync, EnvironmentHalt, WorkerDied
 from rollout_failures import TRAITS, FailureKind
 from rollout_stats import AttemptReport, RolloutReport
 
@@ -243,6 +243,48 @@ def test_session_metrics_are_those_of_the_step(world):
     assert metrics["browser/sessions_opened"] == 4.0
     assert metrics["browser/sessions_closed"] == 6.0
     assert metrics["browser/sessions_open"] == 0.0
+
+
+class Trainer:
+    """Stands in for verl's trainer, whose bound method refills the sampler."""
+
+    agent_loop_manager = "workers"
+
+    def refill(self, count):
+        raise AssertionError("not in this test")
+
+
+@BOTH
+@pytest.mark.parametrize("dead", [[], [(1, "killed")]], ids=["all alive", "one dead"])
+def test_a_worker_that_died_ends_the_wait_for_its_rollouts(world, monkeypatch, cls, dead):
+    asked = []
+    monkeypatch.setattr(browser_sampler, "dead_workers", lambda manager: asked.append(manager) or dead)
+    monkeypatch.setattr(browser_sampler, "_WORKER_CHECK_S", 0.0)
+    world.refill = Trainer().refill
+    buffer = sampler(world, cls)
+    polls = []
+
+    def poll(self, partition_id, last_debug_time):
+        polls.append(partition_id)
+        if len(polls) == 3:
+            world.play("train", "a", 1.0)
+        return last_debug_time
+
+    monkeypatch.setattr("verl.trainer.ppo.v1.replay_buffer.ReplayBuffer._wait_for_next_poll", poll)
+    if dead:
+        with pytest.raises(WorkerDied, match="Agent-loop worker 1 is gone.*killed.*checkpoint is intact"):
+            draw(buffer)
+        assert polls == []
+    else:
+        batch, _ = draw(buffer)
+        assert batch.keys == ["a_0_0"]
+        assert asked == ["workers"] * 3
+
+
+def test_workers_are_not_asked_at_every_poll(world, monkeypatch):
+    monkeypatch.setattr(browser_sampler, "dead_workers", lambda manager: pytest.fail("asked within the first minute"))
+    monkeypatch.setattr("verl.trainer.ppo.v1.replay_buffer.ReplayBuffer._wait_for_next_poll", lambda *args: 0.0)
+    sampler(world)._wait_for_next_poll("train", 0.0)
 
 
 @pytest.mark.parametrize(
