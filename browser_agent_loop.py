@@ -15,7 +15,6 @@ from uuid import uuid4
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput, register
 from verl.experimental.agent_loop.tool_agent_loop import ToolAgentLoop
 from verl.tools.base_tool import BaseTool
-from verl.trainer.ppo.padding_utils import SYNTHETIC_PADDING_SEQ_LEN
 from verl.utils.rollout_trace import rollout_trace_op
 from verl.workers.rollout.replica import TokenOutput
 
@@ -39,6 +38,9 @@ logger = logging.getLogger(__name__)
 # A call with a label takes 25 to 30 tokens in Qwen3's vocabulary; a turn with less room can only be cut short.
 _MIN_TURN_TOKENS = 32
 _MAX_BACKOFF_S = 60.0
+# Short, since every row costs its forward passes: with 305 of 335 rollouts flagged, rows as long as verl's own padding
+# (128 tokens) took most of a training step on a CPU.
+_FLAGGED_PROMPT_TOKENS = 8
 
 
 class BrowserTool(BaseTool):
@@ -276,13 +278,12 @@ class BrowserToolAgentLoop(ToolAgentLoop):
     def _flagged_output(self, episode: Episode, attempts: int, global_step: int) -> AgentLoopOutput:
         """Return a row that says only why the rollout is invalid: no token of a spoiled attempt, nothing trained.
 
-        Same size as verl's own padding rows. The reward of 0 is there because every row needs one; nothing reads it
-        (patches.py, group_stats.py).
+        The reward of 0 is there because every row needs one; nothing reads it (patches.py, group_stats.py).
         """
         eos = self.tokenizer.eos_token_id
         weights = {"global_steps": global_step, "min_global_steps": global_step, "max_global_steps": global_step}
         return AgentLoopOutput(
-            prompt_ids=[eos] * min(SYNTHETIC_PADDING_SEQ_LEN - 1, self.prompt_length),
+            prompt_ids=[eos] * min(_FLAGGED_PROMPT_TOKENS, self.prompt_length),
             response_ids=[eos],
             response_mask=[0],
             response_logprobs=[0.0] if self.rollout_config.calculate_log_probs else None,

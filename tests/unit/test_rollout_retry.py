@@ -205,9 +205,9 @@ async def test_the_action_before_a_failed_scoring_is_the_one_before_finish(build
 
 async def test_a_flagged_row_keeps_the_prompt_length(build, environment):
     environment.faults = [Fault(Do.STATUS, path="/seed_session")]
-    loop, _ = build(environment, [FINISH], max_attempts=1, prompt_length=64, **FLAGGED)
+    loop, _ = build(environment, [FINISH], max_attempts=1, prompt_length=4, **FLAGGED)
     output = await loop.run({}, **ROW)
-    assert 0 < len(output.prompt_ids) <= 64
+    assert 0 < len(output.prompt_ids) <= 4
 
 
 async def test_a_provider_that_says_when_is_not_asked_before(build, environment, monkeypatch):
