@@ -38,8 +38,7 @@ logger = logging.getLogger(__name__)
 # A call with a label takes 25 to 30 tokens in Qwen3's vocabulary; a turn with less room can only be cut short.
 _MIN_TURN_TOKENS = 32
 _MAX_BACKOFF_S = 60.0
-# Short, since every row costs its forward passes: with 305 of 335 rollouts flagged, rows as long as verl's own padding
-# (128 tokens) took most of a training step on a CPU.
+# Short, since a row takes part in every forward pass of its batch.
 _FLAGGED_PROMPT_TOKENS = 8
 
 
