@@ -22,6 +22,7 @@ from environment_coordinator import coordinator_for_driver
 from recipe_settings import RecipeSettings
 from rollout_failures import FailureKind
 from rollout_stats import RolloutReport, StepSummary
+from verl_patches import fetch_flags
 
 logger = logging.getLogger(__name__)
 
@@ -188,14 +189,12 @@ class _Containment:
         """Return the validation's rows without those of invalid rollouts, which verl would average in as zeros."""
         if self.settings.drop_invalid:
             return batch
-        data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["extra_fields"])
-        # TransferQueue gives a column of dicts as a list, of wrapped dicts, or as one wrapper around all of them.
-        fields = [getattr(value, "data", value) for value in list(data["extra_fields"])]
-        flagged = [bool(f.get("env_invalid")) for f in fields]
-        if any(flagged):
-            tq.kv_clear(
-                keys=[key for key, bad in zip(batch.keys, flagged, strict=True) if bad], partition_id=batch.partition_id
-            )
+        flagged = fetch_flags(tq, batch)
+        if flagged is None or not any(flagged):
+            return batch
+        tq.kv_clear(
+            keys=[key for key, bad in zip(batch.keys, flagged, strict=True) if bad], partition_id=batch.partition_id
+        )
         kept = [i for i, bad in enumerate(flagged) if not bad]
         return KVBatchMeta(
             partition_id=batch.partition_id,

@@ -81,7 +81,7 @@ def _wrap_v1(module: ModuleType, functions: Sequence[Callable]) -> list[Callable
 
     @functools.wraps(compute_advantage)
     def _compute_advantage(self, batch, metrics):
-        flags = _fetch_flags(module.tq, batch)
+        flags = fetch_flags(module.tq, batch)
         if flags is None:
             return compute_advantage(self, batch, metrics)
         real = [row for row, tag in enumerate(batch.tags) if not tag.get("is_padding", False)]
@@ -159,7 +159,7 @@ def _split_key(key: str) -> tuple[str, str, int]:
     return uid, rollout_id, int(row)
 
 
-def _fetch_flags(tq: Any, batch: Any) -> list[bool] | None:
+def fetch_flags(tq: Any, batch: Any) -> list[bool] | None:
     """Return whether each row of a KVBatchMeta is flagged as invalid; None if no row carries the flag."""
     data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["extra_fields"])
     if "extra_fields" not in data.keys():

@@ -25,6 +25,7 @@ from tests.fake_site import GYM_SITE, Button, Dead, FakeBrowser, Field, Link, Pa
 
 # The small policy has read addresses of this form alone; nothing is served at these.
 TRAIN_SITE, VALIDATION_SITE = "http://127.0.0.1:8077", "http://127.0.0.1:8078"
+LAUNCH_REFUSED = "Error('BrowserType.launch: Target page, context or browser has been closed')"
 
 
 class PracticeEnvironment:
@@ -61,8 +62,7 @@ class PracticeEnvironment:
 
 
 async def _serve(failing_share: float, seed: int, failing_first: int, observe_s: float) -> None:
-    refused = "Error('BrowserType.launch: Target page, context or browser has been closed')"
-    fault = Fault(Do.STATUS, path="/seed_session", site=TRAIN_SITE, text=refused)
+    fault = Fault(Do.STATUS, path="/seed_session", site=TRAIN_SITE, text=LAUNCH_REFUSED)
     faults = [replace(fault, times=failing_first), replace(fault, share=failing_share)]
     browsers = practice_browsers(TRAIN_SITE, VALIDATION_SITE)
     latency_s = {"/browser_observe": observe_s}

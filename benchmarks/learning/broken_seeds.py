@@ -15,8 +15,8 @@ import aiohttp
 from aiohttp import web
 
 from tests.fault_script import share_draw
+from tests.practice_environment import LAUNCH_REFUSED
 
-REFUSED = "Error('BrowserType.launch: Target page, context or browser has been closed')"
 _PASSED_ON = ("Cookie", "Content-Type")
 
 
@@ -37,7 +37,7 @@ class BrokenSeeds:
         """Return the server's answer, or the refusal."""
         body = await request.read()
         if self._strikes(request.path, body):
-            return web.json_response(REFUSED, status=500)
+            return web.json_response(LAUNCH_REFUSED, status=500)
         headers = {name: request.headers[name] for name in _PASSED_ON if name in request.headers}
         async with self._http.post(self._server_url + request.path, data=body, headers=headers) as answer:
             response = web.Response(body=await answer.read(), status=answer.status, content_type=answer.content_type)

@@ -249,7 +249,7 @@ def test_extra_fields_are_read_in_each_form_that_the_queue_gives(verl, form):
     }[form]
     queue = SimpleNamespace(kv_batch_get=lambda **_: {"extra_fields": column})
     batch = SimpleNamespace(keys=["a_0_0", "a_1_0"], partition_id="train")
-    assert verl_patches._fetch_flags(queue, batch) == [True, form == "shared"]
+    assert verl_patches.fetch_flags(queue, batch) == [True, form == "shared"]
 
 
 @pytest.mark.parametrize(
