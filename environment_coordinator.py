@@ -42,7 +42,10 @@ CALL_TIMEOUT_S = 30.0
 GIVE_UP_AFTER_S = 120.0
 """How long a worker tries to reach the coordinator before all that wait for it fail."""
 SETTLE_S = 5.0
-"""How long a coordinator that follows a lost one lets nobody through: the workers tell it first what they hold."""
+"""How long a new coordinator lets nobody through: if it follows a lost one, the workers tell it first what they hold.
+
+It cannot know whether it is the first: a worker that never met the lost one may be the first to come.
+"""
 DRIVER_TIMEOUT_S = 60.0
 # Two calls of each worker are under way at once, one that waits and one that tells.
 _MAX_CONCURRENCY = 10_000
@@ -64,23 +67,17 @@ class _Mailbox:
 class Coordinator:
     """The actor: a GateCore, and a mailbox per client. Async throughout, so no call waits for another."""
 
-    def __init__(self, limits: GateLimits, silent_after_s: float, poll_s: float) -> None:
+    def __init__(self, limits: GateLimits, silent_after_s: float, poll_s: float, settle_s: float) -> None:
         self._core = GateCore(limits)
+        self._core.hold_back(settle_s)
         self._silent_after_s = silent_after_s
         self._poll_s = poll_s
-        self._started_at = time.monotonic()
-        self._settling = False
         self._mail: dict[str, _Mailbox] = {}
 
     async def join(self, client: str, limits: GateLimits, waiting: list[Ask], held: list[Ask], replaces: str) -> str:
         """Take in a client with all that it waits for and holds; return why not, or an empty text."""
         if limits != self._core.limits:
             return f"the coordinator was started with {self._core.limits}, this process has {limits}"
-        # Names are forgotten only after a longer silence, so this one belonged to a coordinator before this one.
-        young = time.monotonic() - self._started_at < self._silent_after_s
-        if replaces and replaces not in self._mail and young and not self._settling:
-            self._settling = True
-            self._core.hold_back(SETTLE_S)
         self._leave(replaces)
         mailbox = self._mail[client] = _Mailbox(time.monotonic())
         self._core.join(client, mailbox.put, waiting, held, replaces)
@@ -140,7 +137,10 @@ _STARTED: list[Any] = []
 
 
 def find_or_start(
-    settings: RecipeSettings, silent_after_s: float = SILENT_AFTER_S, poll_s: float = POLL_S
+    settings: RecipeSettings,
+    silent_after_s: float = SILENT_AFTER_S,
+    poll_s: float = POLL_S,
+    settle_s: float = SETTLE_S,
 ) -> ray.actor.ActorHandle:
     """Return the coordinator of this job and this environment, started if there is none.
 
@@ -156,7 +156,7 @@ def find_or_start(
         actor_class = ray.remote(Coordinator).options(
             name=name, get_if_exists=True, num_cpus=0, max_concurrency=_MAX_CONCURRENCY
         )
-        _STARTED.append(actor_class.remote(GateLimits.of(settings), silent_after_s, poll_s))
+        _STARTED.append(actor_class.remote(GateLimits.of(settings), silent_after_s, poll_s, settle_s))
         return _STARTED[-1]
 
 

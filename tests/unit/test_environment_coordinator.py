@@ -40,8 +40,8 @@ class Method:
 class ActorHere:
     """The coordinator without Ray. `lose` names calls whose answer is lost once, `drop` those that get nowhere once."""
 
-    def __init__(self, chosen, silent_after_s=60.0, poll_s=10.0):
-        self.coordinator = Coordinator(GateLimits.of(chosen), silent_after_s, poll_s)
+    def __init__(self, chosen, silent_after_s=60.0, poll_s=10.0, settle_s=0.0):
+        self.coordinator = Coordinator(GateLimits.of(chosen), silent_after_s, poll_s, settle_s)
         self.lose = []
         self.drop = []
         self.calls = []
@@ -81,9 +81,9 @@ def gate_over(chosen):
     return EnvironmentGate(chosen, RayLink(chosen))
 
 
-async def waits(task):
-    """Whether a task is still under way after all that could finish it has had its turn."""
-    return not (await asyncio.wait({task}, timeout=0.1))[0]
+async def waits(*tasks, for_s=0.1):
+    """Whether all tasks are still under way after whatever could finish one has had its turn."""
+    return not (await asyncio.wait(tasks, timeout=for_s))[0]
 
 
 @pytest.mark.parametrize("lost", ["join", "push", "pull"])
@@ -146,8 +146,7 @@ async def test_no_call_is_made_while_sessions_are_just_open(actor_here):
     assert calls <= 10, "one call per slot"
 
 
-async def test_worker_that_was_taken_for_dead_joins_again_with_what_it_holds(actor_here, monkeypatch):
-    monkeypatch.setattr(environment_coordinator, "SETTLE_S", 0.1)
+async def test_worker_that_was_taken_for_dead_joins_again_with_what_it_holds(actor_here):
     chosen = RecipeSettings(max_open_sessions=1)
     actor = actor_here(chosen, silent_after_s=0.05, poll_s=10.0)
     stuck, other = gate_over(chosen), gate_over(chosen)
@@ -166,28 +165,32 @@ async def test_worker_that_was_taken_for_dead_joins_again_with_what_it_holds(act
     assert await asyncio.wait_for(stuck.take_open_slot(), 20.0)
 
 
-async def test_new_coordinator_learns_what_every_worker_holds(actor_here, monkeypatch):
-    monkeypatch.setattr(environment_coordinator, "SETTLE_S", 0.2)
+async def test_new_coordinator_learns_what_every_worker_holds_before_it_lets_a_newcomer_through(actor_here):
     chosen = RecipeSettings(max_open_sessions=1)
     first = actor_here(chosen, poll_s=0.05)
-    one, two = gate_over(chosen), gate_over(chosen)
+    one, two, newcomer = gate_over(chosen), gate_over(chosen), gate_over(chosen)
     held = await one.take_open_slot()
-    late = asyncio.create_task(two.take_open_slot())
-    assert await waits(late)
-    second = actor_here(chosen)
-    first.dead = True
+    late = {asyncio.create_task(two.take_open_slot())}
+    assert await waits(*late)
+    second = actor_here(chosen, settle_s=0.2)
+    late.add(asyncio.create_task(newcomer.take_open_slot()))
     async with asyncio.timeout(20.0):
+        while "join" not in second.calls:
+            await asyncio.sleep(0)
+        first.dead = True
         while (await second.coordinator.counters()).open_now == 0:
             await asyncio.sleep(0)
-    assert await waits(late), "the cap does not hold over the new coordinator"
+    assert await waits(*late, for_s=0.4), "the cap does not hold over the new coordinator"
     one.free_open_slot(held, closed=True)
-    await asyncio.wait_for(late, 20.0)
+    done, _ = await asyncio.wait(late, timeout=20.0, return_when=asyncio.FIRST_COMPLETED)
+    assert len(done) == 1
     assert await second.coordinator.counters() == GateCounters(0, 1, 1, 0.0)
+    for task in late - done:
+        task.cancel()
 
 
 async def test_nothing_waits_for_ever_on_a_coordinator_that_is_gone(actor_here, monkeypatch, caplog):
     monkeypatch.setattr(environment_coordinator, "GIVE_UP_AFTER_S", 0.1)
-    monkeypatch.setattr(environment_coordinator, "SETTLE_S", 0.1)
     chosen = RecipeSettings()
     actor = actor_here(chosen)
     gate = gate_over(chosen)
@@ -284,6 +287,7 @@ async def finished(call, timeout_s=60.0):
 async def test_caps_hold_over_all_workers_and_their_reports_reach_the_driver(workers):
     async with FakeEnvironment(SITE) as environment:
         chosen = settings(environment, max_open_sessions=3, max_concurrent_seeds=2)
+        find_or_start(chosen, settle_s=0.0)
         environment.faults += [Fault(Do.HANG, path=SEED_PATH), Fault(Do.HANG, path=VERIFY_PATH)]
         rollouts = asyncio.gather(*(worker.play.remote(chosen, f"u{i}", 6) for i, worker in enumerate(workers[:3])))
         await environment.until(lambda seen: len(seen.calls) == 2)
@@ -300,7 +304,8 @@ async def test_caps_hold_over_all_workers_and_their_reports_reach_the_driver(wor
 
 async def test_thousands_who_wait_do_not_keep_a_slot_from_being_given_back(workers):
     chosen = RecipeSettings(environment_url="http://crowd.test:1", max_open_sessions=1)
-    find_or_start(chosen, silent_after_s=600.0, poll_s=35.0)  # a call that waits gives way too late for this test
+    # A call that waits gives way too late for this test.
+    find_or_start(chosen, silent_after_s=600.0, poll_s=35.0, settle_s=0.0)
     holder, crowd, *_ = workers
     await finished(holder.take.remote(chosen))
     # More calls that wait than a Ray actor runs at once by default, which is 1000.
@@ -322,7 +327,7 @@ async def test_coordinator_that_is_killed_is_started_anew_and_knows_what_is_held
     async with asyncio.timeout(60.0):
         while (await asyncio.to_thread(driver.counters)).open_now == 0:
             await asyncio.sleep(0)
-    assert (await asyncio.wait({late}, timeout=1.0))[0] == set(), "the cap does not hold over the new coordinator"
+    assert await waits(late, for_s=environment_coordinator.SETTLE_S + 0.5), "the cap does not hold over the new one"
     await finished(holder.free.remote())
     await late
     await finished(other.free.remote())
@@ -330,7 +335,7 @@ async def test_coordinator_that_is_killed_is_started_anew_and_knows_what_is_held
 
 async def test_slots_of_a_killed_worker_come_back_and_those_of_a_living_one_do_not(workers):
     chosen = RecipeSettings(environment_url="http://killed.test:1", max_open_sessions=2)
-    find_or_start(chosen, silent_after_s=3.0, poll_s=0.3)
+    find_or_start(chosen, silent_after_s=3.0, poll_s=0.3, settle_s=0.0)
     living, other, _, killed = workers
     await finished(living.take.remote(chosen))
     await finished(killed.take.remote(chosen))
