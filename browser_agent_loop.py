@@ -4,42 +4,46 @@ Select it with `actor_rollout_ref.rollout.agent.default_agent_loop=browser_tool_
 opens a session before the first turn, runs one tool call a turn, has the environment score the episode and closes the
 session whatever happens. A rollout that the environment spoiled is tried again in a fresh session; if it stays invalid
 it returns no row or, with NEMO_GYM_BROWSER_DROP_INVALID=0, a flagged one, so that it neither trains nor votes.
+
+Each model call is recorded (conversation.py). When a context is full, the rollout goes on in a fresh one as
+`browser.context_policy` says; `browser.selection_policy` says which calls the training rows are made of.
 """
 
 import asyncio
 import logging
 import random
+import re
+from collections.abc import Iterable
 from typing import Any
 from uuid import uuid4
 
-from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput, register
+from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, register
 from verl.experimental.agent_loop.tool_agent_loop import ToolAgentLoop
 from verl.tools.base_tool import BaseTool
 from verl.utils.rollout_trace import rollout_trace_op
 from verl.workers.rollout.replica import TokenOutput
 
-from browser_prompts import first_user_message
 from browser_task import BrowserTask, TaskError
-from context_tokens import merge_observation, remember_prefixes
+from context_policy import ContextPolicy, summary_memory, window_memories
+from context_tokens import MIN_TURN_TOKENS, ContextWriter, remember_prefixes
+from conversation import status_of
 from dataset import NeMoGymBrowserDataset
 from environment_gate import EnvironmentGate
 from environment_session import ActionName, BrowserAction, BrowserSession, StepResult
 from episode import Episode, StopReason
-from episode_limits import EpisodeLimits, LimitsError
+from episode_limits import EpisodeLimits
 from episode_log import EpisodeLog
 from observations import cut_to_tokens, defuse_markup, read_elements
 from recipe_settings import RecipeSettings
 from rollout_failures import FailureKind, failure_of
+from rollout_output import flagged_output, row_outputs
 from rollout_stats import AttemptReport, RolloutReport
 from tool_calls import RawCall, UnusableCall, no_call, read_hermes_calls, to_action
 
 logger = logging.getLogger(__name__)
 
-# A call with a label takes 25 to 30 tokens in Qwen3's vocabulary; a turn with less room can only be cut short.
-_MIN_TURN_TOKENS = 32
 _MAX_BACKOFF_S = 60.0
-# Short, since a row takes part in every forward pass of its batch.
-_FLAGGED_PROMPT_TOKENS = 8
+_THOUGHT = re.compile(r"<think>.*?(</think>|$)", re.DOTALL)
 
 
 class BrowserTool(BaseTool):
@@ -66,18 +70,24 @@ class BrowserToolAgentLoop(ToolAgentLoop):
         super().__init__(*args, **kwargs)
         _require_checked_dataset(self.dataset_cls)
         self.limits = EpisodeLimits.from_section(self.config.get("browser"))
-        if self.response_length < _MIN_TURN_TOKENS:
-            raise LimitsError(f"data.max_response_length={self.response_length}: no turn fits below {_MIN_TURN_TOKENS}")
         self.settings = RecipeSettings.from_env()
         self.settings.require_environment_url()
         self.gate = EnvironmentGate.shared(self.settings)
         self.episode_log = EpisodeLog(self.settings.episode_log_dir)
         self.added_tokens = tuple(self.tokenizer.get_added_vocab())
         remember_prefixes(self.continuous_token_builder)
+        self.writer = ContextWriter(
+            self.continuous_token_builder,
+            self.tokenizer,
+            self.tool_schemas,
+            self.limits,
+            self.prompt_length,
+            self.response_length,
+        )
 
     @rollout_trace_op
-    async def run(self, sampling_params: dict[str, Any], priority: int = 0, **kwargs) -> AgentLoopOutput | list:
-        """Return the rollout's row; for an invalid rollout an empty list (verl then has no row of it) or a flagged row.
+    async def run(self, sampling_params: dict[str, Any], priority: int = 0, **kwargs) -> list[AgentLoopOutput]:
+        """Return the rollout's rows; of an invalid rollout no row (verl then knows nothing of it) or a flagged one.
 
         Raises TaskError for a dataset row that is no browser task.
         """
@@ -86,8 +96,15 @@ class BrowserToolAgentLoop(ToolAgentLoop):
         episode, attempts = await self._run_attempts(task, sampling_params, request_id)
         await self.gate.report(RolloutReport(task.global_step, task.uid, task.rollout, episode.reward, tuple(attempts)))
         if episode.failure is None:
-            return self._to_output(episode, len(attempts))
-        return [] if self.settings.drop_invalid else self._flagged_output(episode, len(attempts), task.global_step)
+            return self._outputs(episode, len(attempts))
+        if self.settings.drop_invalid:
+            return []
+        eos, logprobs = self.tokenizer.eos_token_id, self.rollout_config.calculate_log_probs
+        return [flagged_output(episode, len(attempts), task.global_step, eos, self.prompt_length, logprobs)]
+
+    def _outputs(self, episode: Episode, attempts: int) -> list[AgentLoopOutput]:
+        """Return the rows of a valid rollout."""
+        return row_outputs(episode, attempts)
 
     async def _run_attempts(
         self, task: BrowserTask, sampling_params: dict[str, Any], request_id: str
@@ -126,44 +143,36 @@ class BrowserToolAgentLoop(ToolAgentLoop):
             if episode.failure is None:
                 first_page = await self._act(episode, BrowserAction(ActionName.OBSERVE))
             if episode.failure is None:
-                await self._open_prompt(episode, task.messages, first_page)
+                await self._open(episode, task, first_page)
             while episode.failure is None and episode.stop_reason is None:
-                await self._turn(episode)
+                await self._turn(episode, task)
             if episode.failure is None:
                 verdict = await session.verify()
                 episode.reward, episode.failure = verdict.reward, verdict.failure
+        if episode.failure is None:
+            episode.plan(self.limits, self.prompt_length, self.response_length)
+        if episode.cut_calls:
+            logger.warning("Rollout %s: %d model calls fit into no row", task.rollout_name, episode.cut_calls)
         return episode
 
-    async def _open_prompt(self, episode: Episode, messages: list[dict], observation: str) -> None:
-        """Put the start page into the last user message, cut so that the whole prompt fits `max_prompt_length`."""
+    async def _open(self, episode: Episode, task: BrowserTask, observation: str) -> None:
+        """Start the first context, with the start page."""
         page = defuse_markup(observation, self.added_tokens)
-        budget = self.limits.max_observation_tokens
-        while budget > 0:
-            shown = cut_to_tokens(page, self.tokenizer, budget)
-            opened = [*messages[:-1], {**messages[-1], "content": first_user_message(messages[-1]["content"], shown)}]
-            # Not ct_build_initial_tokens: it would cut an overlong prompt on the left, system prompt and tools first.
-            prompt_ids = await self.loop.run_in_executor(
-                None, lambda m=opened: self.continuous_token_builder.build_initial_tokens(m, tools=self.tool_schemas)
-            )
-            if len(prompt_ids) <= self.prompt_length:
-                episode.open(opened, prompt_ids)
-                return
-            budget = min(budget, len(self.tokenizer.encode(shown, add_special_tokens=False)))
-            budget -= len(prompt_ids) - self.prompt_length
-        evidence = f"task and tools alone exceed data.max_prompt_length={self.prompt_length}"
-        episode.failure = failure_of(FailureKind.PROMPT_TOO_LONG, evidence)
+        episode.observations.append(page)
+        if not await self.writer.open(episode.conversation, task.messages, page):
+            evidence = f"task and tools alone exceed {self.writer.longest_prompt} tokens of prompt"
+            episode.failure = failure_of(FailureKind.PROMPT_TOO_LONG, evidence)
 
-    async def _turn(self, episode: Episode) -> None:
-        """Run one turn: generate, run the one call, append the observation; or set why the episode is over."""
-        room = self.response_length - len(episode.response_mask)
-        if room < _MIN_TURN_TOKENS:
+    async def _turn(self, episode: Episode, task: BrowserTask) -> None:
+        """Run one turn: generate, run the one call, put what came back before the policy; or set why it is over."""
+        room = self.writer.room(episode.conversation)
+        if room < MIN_TURN_TOKENS:
             episode.stop_reason = StopReason.CONTEXT_FULL
             return
-        output = await self._generate(episode, min(room, self.limits.max_tokens_per_turn))
-        if output is None:
+        reply = await self._reply(episode, min(room, self.limits.max_tokens_per_turn))
+        if reply is None:
             return
-        reply = self.tokenizer.decode(output.token_ids)
-        call, note, message = await self._read_reply(reply, output.token_ids, episode)
+        call, note, message = reply
         if isinstance(call, UnusableCall):
             episode.count_unusable(call)
             observation = call.message
@@ -174,10 +183,30 @@ class BrowserToolAgentLoop(ToolAgentLoop):
             observation = note + await self._act(episode, call)
         episode.check_limits(self.limits)
         if episode.failure is None and episode.stop_reason is None:
-            self._append_observation(episode, message, observation)
+            await self._go_on(episode, task, message, observation)
+
+    async def _reply(
+        self, episode: Episode, max_tokens: int
+    ) -> tuple[BrowserAction | UnusableCall, str, dict[str, Any]] | None:
+        """Return the policy's reply as `_read_reply` does, after the retries that it may have; None if it is over."""
+        for retries_left in range(self.limits.retry_unusable_calls, -1, -1):
+            output = await self._generate(episode, max_tokens)
+            if output is None:
+                return None
+            reply = await self._read_reply(self.tokenizer.decode(output.token_ids), output.token_ids, episode)
+            kept = retries_left == 0 or not isinstance(reply[0], UnusableCall)
+            self._record(episode, output, max_tokens, kept)
+            if kept:
+                return reply
+            episode.count_discarded()
+        return None
+
+    def _record(self, episode: Episode, output: TokenOutput, max_tokens: int, kept: bool = True) -> None:
+        stops = {self.tokenizer.eos_token_id, *self.tool_parser.stop_token_ids}
+        episode.add_reply(output, status_of(output.token_ids, max_tokens, stops), kept=kept)
 
     async def _generate(self, episode: Episode, max_tokens: int) -> TokenOutput | None:
-        """Return the policy's reply, merged into the episode's tokens; None if the episode ended instead."""
+        """Return what the engine generates for the context; None if the episode ended instead."""
         sampling_params = {**episode.sampling_params, "max_tokens": max_tokens}
         if self.tool_parser.stop_token_ids:
             stops = {*(sampling_params.get("stop_token_ids") or []), *self.tool_parser.stop_token_ids}
@@ -186,7 +215,9 @@ class BrowserToolAgentLoop(ToolAgentLoop):
             with episode.generating():
                 async with asyncio.timeout(episode.remaining_s(self.limits)):
                     output = await self.server_manager.generate(
-                        request_id=episode.request_id, prompt_ids=episode.token_ids, sampling_params=sampling_params
+                        request_id=episode.request_id,
+                        prompt_ids=episode.conversation.token_ids,
+                        sampling_params=sampling_params,
                     )
         except TimeoutError:
             episode.end_by_deadline()
@@ -197,15 +228,10 @@ class BrowserToolAgentLoop(ToolAgentLoop):
         if not output.token_ids:
             episode.failure = failure_of(FailureKind.ENGINE_ERROR, f"no tokens, stop_reason={output.stop_reason}")
             return None
-        builder = self.continuous_token_builder
-        logprobs = episode.response_logprobs if (episode.response_logprobs or output.log_probs) else None
-        # Not verl's ct_merge_*: they go through a thread pool, where a turn waits longer for the GIL than a merge takes
-        # (benchmarks/loop_overhead.py).
-        merged = builder.merge_assistant_tokens(episode.token_ids, output.token_ids)
-        mask, logprobs = builder.align_response_metadata(
-            merged, episode.response_mask, logprobs, assistant_logprobs=output.log_probs or None
-        )
-        episode.add_reply(merged.token_ids, mask, logprobs, output)
+        if output.log_probs and len(output.log_probs) != len(output.token_ids):
+            evidence = f"{len(output.log_probs)} log-probs for {len(output.token_ids)} tokens"
+            episode.failure = failure_of(FailureKind.ENGINE_ERROR, evidence)
+            return None
         return output
 
     async def _read_reply(
@@ -238,79 +264,41 @@ class BrowserToolAgentLoop(ToolAgentLoop):
             episode.stop_reason = StopReason.FINISHED
         return f"The action failed. {step.error}" if step.error else step.observation
 
-    def _append_observation(self, episode: Episode, message: dict, observation: str) -> None:
-        """Add the reply and the observation to the conversation, unless no turn would fit behind it."""
+    async def _go_on(self, episode: Episode, task: BrowserTask, message: dict, observation: str) -> None:
+        """Put an observation before the policy: behind its reply or, if the context is full, in a fresh one."""
         shown = defuse_markup(observation, self.added_tokens)
-        previous = [*episode.messages, message]
-        # A chat template has a place for a tool response only behind a tool call.
-        role = "tool" if "tool_calls" in message else "user"
-        updated = [*previous, {"role": role, "content": shown}]
-        merged = merge_observation(
-            self.continuous_token_builder, previous, updated, episode.token_ids, self.tool_schemas
-        )
-        # Most observations fit, and then the tokens around them do too; counting first would encode each of them twice.
-        if merged.appended_token_count > self.limits.max_observation_tokens:
-            updated[-1]["content"] = cut_to_tokens(shown, self.tokenizer, self.limits.max_observation_tokens)
-            merged = merge_observation(
-                self.continuous_token_builder, previous, updated, episode.token_ids, self.tool_schemas
-            )
-        mask, logprobs = self.continuous_token_builder.align_response_metadata(
-            merged, episode.response_mask, episode.response_logprobs or None
-        )
-        if len(mask) + _MIN_TURN_TOKENS > self.response_length:
+        episode.observations.append(shown)
+        conversation = episode.conversation
+        if self.writer.append(conversation, message, shown):
+            return
+        policy = self.limits.context_policy
+        if policy == ContextPolicy.APPEND or conversation.roots >= self.limits.max_rows_per_rollout:
             episode.stop_reason = StopReason.CONTEXT_FULL
             return
-        episode.add_context(updated, merged.token_ids, mask, logprobs)
+        memories = self._window(episode) if policy == ContextPolicy.WINDOW else await self._summary(episode, message)
+        if episode.failure is not None or episode.stop_reason is not None:
+            return
+        if not await self.writer.open(conversation, task.messages, shown, memories):
+            episode.stop_reason = StopReason.CONTEXT_FULL
 
-    def _to_output(self, episode: Episode, attempts: int) -> AgentLoopOutput:
-        return AgentLoopOutput(
-            prompt_ids=episode.token_ids[: episode.prompt_tokens],
-            response_ids=episode.token_ids[episode.prompt_tokens :],
-            response_mask=episode.response_mask,
-            response_logprobs=episode.response_logprobs or None,
-            reward_score=episode.reward,
-            num_turns=2 * episode.turns + 1,
-            metrics=self._metrics(episode),
-            extra_fields=self._extra_fields(episode, attempts),
-        )
+    def _window(self, episode: Episode) -> Iterable[str]:
+        """Return what a fresh context may tell of the turns so far, the fullest text first."""
+        window, longest = self.limits.window_observations, self.limits.max_observation_tokens
+        recent = [cut_to_tokens(page, self.tokenizer, longest) for page in episode.observations[-window:]]
+        return window_memories(episode.ledger, [*episode.observations[:-window], *recent], window)
 
-    def _flagged_output(self, episode: Episode, attempts: int, global_step: int) -> AgentLoopOutput:
-        """Return a row that says only why the rollout is invalid: no token of a spoiled attempt, nothing trained.
-
-        The reward of 0 is there because every row needs one; nothing reads it (patches.py, group_stats.py).
-        """
-        eos = self.tokenizer.eos_token_id
-        weights = {"global_steps": global_step, "min_global_steps": global_step, "max_global_steps": global_step}
-        return AgentLoopOutput(
-            prompt_ids=[eos] * min(_FLAGGED_PROMPT_TOKENS, self.prompt_length),
-            response_ids=[eos],
-            response_mask=[0],
-            response_logprobs=[0.0] if self.rollout_config.calculate_log_probs else None,
-            reward_score=0.0,
-            num_turns=0,
-            metrics=self._metrics(episode),
-            extra_fields=weights | self._extra_fields(episode, attempts),
-        )
-
-    def _metrics(self, episode: Episode) -> AgentLoopMetrics:
-        return AgentLoopMetrics(
-            generate_sequences=episode.generation_s,
-            tool_calls=episode.session.environment_s,
-            num_preempted=episode.num_preempted,
-        )
-
-    def _extra_fields(self, episode: Episode, attempts: int) -> dict[str, Any]:
-        return {
-            **episode.engine_fields,
-            "turn_scores": [],
-            "tool_rewards": [],
-            "env_invalid": episode.failure is not None,
-            "failure_kind": str(episode.failure.kind) if episode.failure else "",
-            "rollout_row": 0,
-            "rollout_rows": 1,
-            "attempts": attempts,
-            "reward_extra_info": episode.reward_extra_info(),
-        }
+    async def _summary(self, episode: Episode, message: dict) -> Iterable[str]:
+        """Return what the policy writes down for a fresh context; nothing if the episode ended over it."""
+        if not self.writer.ask_for_summary(episode.conversation, message):
+            episode.stop_reason = StopReason.CONTEXT_FULL
+            return ()
+        output = await self._generate(episode, self.limits.max_summary_tokens)
+        if output is None:
+            return ()
+        self._record(episode, output, self.limits.max_summary_tokens)
+        episode.check_limits(self.limits)
+        text = self.tokenizer.decode(output.token_ids, skip_special_tokens=True)
+        return (summary_memory(defuse_markup(_THOUGHT.sub("", text), self.added_tokens)),)
 
 
 def _require_checked_dataset(dataset_cls: type | None) -> None:

@@ -19,6 +19,7 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
 import patches
 from environment_coordinator import coordinator_for_driver
+from episode_limits import EpisodeLimits, LimitsError
 from recipe_settings import RecipeSettings
 from rollout_failures import FailureKind
 from rollout_stats import RolloutReport, StepSummary
@@ -232,8 +233,13 @@ def _checked(sampler_kwargs: Mapping[str, Any]) -> tuple[float, int, dict[str, A
     section = "trainer.v1.sampler.sampler_kwargs"
     given = dict(sampler_kwargs)
     share, steps = given.pop("max_invalid_share", 0.5), given.pop("halt_after_steps", 3)
+    browser = given.pop("browser", None)
     filter_groups, refill = given.pop("filter_groups", None), given.pop("sync_refill_failed_groups", False)
     problems = [f"{section}.{key}: no such key; there are max_invalid_share, halt_after_steps" for key in given]
+    try:
+        EpisodeLimits.from_section(browser)
+    except LimitsError as error:
+        problems.append(str(error))
     if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
         problems.append(f"{section}.max_invalid_share={share!r}: must be a number from 0 to 1")
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:

@@ -1,19 +1,144 @@
-"""Observations merged into a rollout's tokens by verl's continuous-token builder, without work that is always the same.
+"""What the policy reads, as tokens: prompts that open a context, and observations merged into it.
 
-For each observation the builder renders a made-up conversation with and without it and keeps the difference. What never
-changes from turn to turn is taken out of that here; what comes out is what the builder gives. Measured by
-benchmarks/loop_overhead.py.
+verl's continuous-token builder does the merging: for each observation it renders a made-up conversation with and
+without it and keeps the difference. What never changes from turn to turn is taken out of that here; what comes out is
+what the builder gives. Measured by benchmarks/loop_overhead.py.
 """
 
+import asyncio
 import weakref
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from verl.utils.tokenizer.continuous_token import ContinuousTokenBuilder, MergeResult
 
+from browser_prompts import SUMMARY_REQUEST, first_user_message, fresh_user_message
+from context_policy import ContextPolicy
+from conversation import Conversation
+from episode_limits import EpisodeLimits, LimitsError
+from observations import cut_to_tokens
+
+# A call with a label takes 25 to 30 tokens in Qwen3's vocabulary; a turn with less room can only be cut short.
+MIN_TURN_TOKENS = 32
+# The chat template's own tokens around a request for a summary: role markers, tool response tags.
+_TEMPLATE_TOKENS = 32
 _LONGEST_PREFIX = 3  # system, user, assistant
 _MOST_PREFIXES = 16
 _PREFIXES: weakref.WeakKeyDictionary[Any, dict[type, dict[str, list[int]]]] = weakref.WeakKeyDictionary()
 _TOOLS_MATTER: weakref.WeakKeyDictionary[Any, dict[type, bool]] = weakref.WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class ContextWriter:
+    """Writes into a rollout's context within its limits. Raises LimitsError if no turn fits into a row."""
+
+    builder: ContinuousTokenBuilder
+    tokenizer: Any
+    tools: list[dict]
+    """Schemas of the policy's tools."""
+    limits: EpisodeLimits
+    prompt_length: int
+    """data.max_prompt_length."""
+    response_length: int
+    """data.max_response_length."""
+
+    def __post_init__(self) -> None:
+        if self.response_length < MIN_TURN_TOKENS + self.reserve:
+            summary = f" beside a summary of {self.limits.max_summary_tokens}" if self.reserve else ""
+            raise LimitsError(
+                f"data.max_response_length={self.response_length}: no turn of {MIN_TURN_TOKENS} tokens fits{summary}"
+            )
+
+    @cached_property
+    def reserve(self) -> int:
+        """Tokens of a row that are kept free for the request of a summary and the summary."""
+        if self.limits.context_policy != ContextPolicy.SUMMARY:
+            return 0
+        request = self.tokenizer.encode(SUMMARY_REQUEST, add_special_tokens=False)
+        return len(request) + _TEMPLATE_TOKENS + self.limits.max_summary_tokens
+
+    @property
+    def longest_prompt(self) -> int:
+        """Tokens that a root prompt may take."""
+        return min(self.prompt_length, self.limits.context_budget_tokens or self.prompt_length)
+
+    def room(self, conversation: Conversation) -> int:
+        """Return how many tokens the next reply may take."""
+        return self.response_length - conversation.response_tokens - self.reserve
+
+    async def open(
+        self, conversation: Conversation, messages: list[dict], page: str, memories: Iterable[str] = ("",)
+    ) -> bool:
+        """Start a context with the task's messages and the page, and with the first of the memories that fits.
+
+        With the last memory the page is cut until the prompt fits. Return whether it did: if not, task and tools alone
+        are too long, and the conversation is as it was.
+        """
+        budget, memory = self.limits.max_observation_tokens, ""
+        shown = cut_to_tokens(page, self.tokenizer, budget)
+        for memory in memories:
+            opened, prompt_ids = await self._render(messages, memory, shown)
+            if len(prompt_ids) <= self.longest_prompt:
+                conversation.open(opened, prompt_ids)
+                return True
+        while True:
+            budget = min(budget, len(self.tokenizer.encode(shown, add_special_tokens=False)))
+            budget -= len(prompt_ids) - self.longest_prompt
+            if budget <= 0:
+                return False
+            shown = cut_to_tokens(page, self.tokenizer, budget)
+            opened, prompt_ids = await self._render(messages, memory, shown)
+            if len(prompt_ids) <= self.longest_prompt:
+                conversation.open(opened, prompt_ids)
+                return True
+
+    async def _render(self, messages: list[dict], memory: str, page: str) -> tuple[list[dict], list[int]]:
+        """Return the messages with page and memory in the last of them, and their tokens."""
+        task = messages[-1]["content"]
+        text = fresh_user_message(task, memory, page) if memory else first_user_message(task, page)
+        opened = [*messages[:-1], {**messages[-1], "content": text}]
+        # Not ct_build_initial_tokens: it would cut an overlong prompt on the left, system prompt and tools first.
+        prompt_ids = await asyncio.get_running_loop().run_in_executor(
+            None, lambda: self.builder.build_initial_tokens(opened, tools=self.tools)
+        )
+        return opened, prompt_ids
+
+    def append(self, conversation: Conversation, message: dict, observation: str) -> bool:
+        """Append the reply's message and an observation; return False, and append nothing, if no turn fits behind it.
+
+        The observation is cut to the limits, with a visible mark. A prompt longer than the budget does not fit.
+        """
+        longest, updated, merged = self.limits.max_observation_tokens, *self._merge(conversation, message, observation)
+        # Most observations fit, and then the tokens around them do too; counting first would encode each of them twice.
+        if merged.appended_token_count > longest:
+            updated, merged = self._merge(conversation, message, cut_to_tokens(observation, self.tokenizer, longest))
+        budget = self.limits.context_budget_tokens
+        if budget is not None and len(merged.token_ids) > budget:
+            return False
+        return self._take(conversation, updated, merged, MIN_TURN_TOKENS + self.reserve)
+
+    def ask_for_summary(self, conversation: Conversation, message: dict) -> bool:
+        """Append the reply's message and the request for a summary; return False if there is no room for one."""
+        updated, merged = self._merge(conversation, message, SUMMARY_REQUEST)
+        return self._take(conversation, updated, merged, self.limits.max_summary_tokens)
+
+    def _merge(self, conversation: Conversation, message: dict, content: str) -> tuple[list[dict], MergeResult]:
+        previous = [*conversation.messages, message]
+        # A chat template has a place for a tool response only behind a tool call.
+        updated = [*previous, {"role": "tool" if "tool_calls" in message else "user", "content": content}]
+        return updated, merge_observation(self.builder, previous, updated, conversation.token_ids, self.tools)
+
+    def _take(self, conversation: Conversation, messages: list[dict], merged: MergeResult, room: int) -> bool:
+        """Take over what was merged if so many tokens fit behind it; return whether they do."""
+        removed = merged.removed_prefix_token_count
+        prompt_tokens = len(merged.token_ids) if conversation.would_break(removed) else conversation.prompt_tokens
+        response_tokens = len(merged.token_ids) - prompt_tokens
+        if prompt_tokens > self.longest_prompt or response_tokens + room > self.response_length:
+            return False
+        conversation.extend(messages, merged.token_ids, removed)
+        return True
 
 
 def merge_observation(

@@ -1,4 +1,4 @@
-"""The state of one attempt at a rollout: its conversation as tokens, its clocks, and how it ended."""
+"""The state of one attempt at a rollout: its model calls, its clocks, and how it ended."""
 
 import time
 from collections.abc import Iterator
@@ -8,12 +8,16 @@ from enum import StrEnum
 from typing import Any
 
 from browser_task import BrowserTask
+from call_forest import CallForestError, CallStatus, Row, plan_rows, rows_for_verl
+from context_policy import action_line
+from conversation import Conversation
 from environment_session import ActionName, BrowserAction, BrowserSession
 from episode_limits import EpisodeLimits
 from episode_log import AttemptRecord
 from observations import Element
 from rollout_failures import Failure, FailureKind, Fault, failure_of
 from rollout_stats import AttemptReport
+from row_limits import limit_rows
 from tool_calls import UnusableCall
 
 
@@ -34,19 +38,20 @@ class StopReason(StrEnum):
 
 @dataclass
 class Episode:
-    """One attempt. Token lists grow turn by turn; nothing that was generated is ever rendered anew."""
+    """One attempt."""
 
     request_id: str
     sampling_params: dict[str, Any]
     session: BrowserSession | None = None
-    messages: list[dict[str, Any]] = field(default_factory=list)
-    token_ids: list[int] = field(default_factory=list)
-    """Prompt and response so far, as the engine saw them."""
-    prompt_tokens: int = 0
-    response_mask: list[int] = field(default_factory=list)
-    """1 for each generated token, 0 for each token of an observation."""
-    response_logprobs: list[float] = field(default_factory=list)
-    """As long as response_mask, or empty if the engine gives none."""
+    conversation: Conversation = field(default_factory=Conversation)
+    rows: list[Row] = field(default_factory=list)
+    """The training rows of a valid attempt, as verl takes them."""
+    cut_calls: int = 0
+    """Model calls that train nowhere because of the limits of rows."""
+    ledger: list[str] = field(default_factory=list)
+    """The actions so far, as a fresh context tells of them."""
+    observations: list[str] = field(default_factory=list)
+    """The start page, and what came back after each action; uncut."""
     elements: list[Element] = field(default_factory=list)
     """Elements of the last observation, whole even where the policy was shown a cut one."""
     turns: int = 0
@@ -63,12 +68,6 @@ class Episode:
     failure: Failure | None = None
     lost_s: float = 0.0
     """Seconds of the rollout's deadline that its earlier attempts, all spoiled by the environment, have used up."""
-
-    def open(self, messages: list[dict[str, Any]], prompt_ids: list[int]) -> None:
-        """Start the conversation with a prompt."""
-        self.messages = messages
-        self.token_ids = list(prompt_ids)
-        self.prompt_tokens = len(prompt_ids)
 
     @contextmanager
     def generating(self) -> Iterator[None]:
@@ -88,36 +87,61 @@ class Episode:
         """Seconds of the episode deadline that are used up, by this attempt and those before it."""
         return self.lost_s + self.generation_s + self.session.environment_s
 
-    def add_reply(self, token_ids: list[int], mask: list[int], logprobs: list[float] | None, output: Any) -> None:
-        """Take over the tokens with the policy's reply merged in, and the engine's fields."""
-        self.turns += 1
-        self.token_ids, self.response_mask = token_ids, mask
-        self.response_logprobs = logprobs or []
+    def add_reply(self, output: Any, status: CallStatus, *, kept: bool = True) -> None:
+        """Record a model call, and take over the engine's own fields."""
+        fields = output.extra_fields
+        newest = fields.get("max_global_steps")
+        self.conversation.add_reply(
+            output.token_ids,
+            output.log_probs or None,
+            kept=kept,
+            status=status,
+            finish_reason=output.stop_reason,
+            min_global_steps=fields.get("min_global_steps", newest),
+            max_global_steps=newest,
+        )
         if output.num_preempted is not None:
             self.num_preempted = max(0, self.num_preempted) + output.num_preempted
-        newest = output.extra_fields.get("max_global_steps")
-        self.engine_fields = {**output.extra_fields, **self.engine_fields}
+        self.engine_fields = {**fields, **self.engine_fields}
         if newest is not None:
             self.engine_fields["max_global_steps"] = newest
 
-    def add_context(
-        self, messages: list[dict[str, Any]], token_ids: list[int], mask: list[int], logprobs: list[float] | None
-    ) -> None:
-        """Take over the conversation and the tokens with an observation merged in."""
-        self.messages, self.token_ids, self.response_mask = messages, token_ids, mask
-        if self.response_logprobs:
-            self.response_logprobs = logprobs or []
+    def plan(self, limits: EpisodeLimits, prompt_length: int, response_length: int) -> None:
+        """Make the training rows of a valid attempt; one whose calls can't be made into rows is invalid."""
+        calls = self.conversation
+        try:
+            scored = calls.kept[-1]
+            rows = plan_rows(calls.records, policy=limits.selection_policy, kept=calls.kept, scored=scored)
+            limited = limit_rows(
+                rows,
+                scored,
+                max_rows=limits.max_rows_per_rollout,
+                max_prompt_tokens=prompt_length,
+                max_response_tokens=response_length,
+            )
+            self.rows = rows_for_verl(limited.rows, scored)
+            self.cut_calls = len(limited.cut_ids)
+        except CallForestError as error:
+            self.failure = failure_of(FailureKind.ROWS_NOT_PLANNED, str(error))
 
     def count_unusable(self, call: UnusableCall) -> None:
-        """Count a reply that was no action."""
+        """Count a turn whose reply was no action."""
+        self.turns += 1
         self.unusable_calls += 1
         self.consecutive_unusable += 1
         self.actions.append(f"!{call.problem}")
+        self.ledger.append(f"(no usable call: {call.problem})")
+
+    def count_discarded(self) -> None:
+        """Count a reply that was no action and was generated anew."""
+        self.unusable_calls += 1
 
     def count_action(self, action: BrowserAction) -> None:
-        """Count an action that is about to run."""
+        """Count a turn whose action is about to run."""
+        self.turns += 1
         self.consecutive_unusable = 0
         self.actions.append(str(action.name))
+        self.ledger.append(action_line(action, self.elements))
         if action.name is ActionName.FINISH:
             self.answer = action.answer
 
@@ -153,6 +177,7 @@ class Episode:
             "finished": float(self.stop_reason is StopReason.FINISHED),
             "turns": float(self.turns),
             "unusable_calls": float(self.unusable_calls),
+            "compactions": float(self.compactions),
             "generation_s": self.generation_s,
             "environment_s": self.session.environment_s,
         }
@@ -165,6 +190,11 @@ class Episode:
             last_action=self._last_action(),
             turns=self.turns,
         )
+
+    @property
+    def compactions(self) -> int:
+        """How often the policy went on in a fresh context."""
+        return max(0, self.conversation.roots - 1)
 
     def _last_action(self) -> str:
         done = [action for action in self.actions if not action.startswith("!") and action != ActionName.FINISH]
@@ -192,6 +222,10 @@ class Episode:
             generation_s=round(self.generation_s, 3),
             environment_s=round(self.session.environment_s, 3),
             waiting_s=round(self.session.waiting_s, 3),
-            prompt_tokens=self.prompt_tokens,
-            response_tokens=len(self.response_mask),
+            compactions=self.compactions,
+            discarded_calls=self.conversation.discarded,
+            cut_calls=self.cut_calls,
+            rows=len(self.rows),
+            prompt_tokens=sum(row.prompt_length for row in self.rows),
+            response_tokens=sum(row.num_tokens - row.prompt_length for row in self.rows),
         )

@@ -52,8 +52,18 @@ class AttemptRecord:
     environment_s: float = 0.0
     waiting_s: float = 0.0
     """Seconds spent waiting for a free session or for the environment to come back."""
+    compactions: int = 0
+    """How often the policy went on in a fresh context."""
+    discarded_calls: int = 0
+    """Replies that were no usable call and were generated anew."""
+    cut_calls: int = 0
+    """Model calls that train nowhere, because their row would be too long or one too many."""
+    rows: int = 0
+    """Training rows of a valid attempt."""
     prompt_tokens: int = 0
+    """Of all rows."""
     response_tokens: int = 0
+    """Of all rows."""
 
 
 class EpisodeLog:

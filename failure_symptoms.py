@@ -59,6 +59,7 @@ class FailureKind(StrEnum):
     ENGINE_ERROR = "engine_error"
     EPISODE_DEADLINE = "episode_deadline"
     PROMPT_TOO_LONG = "prompt_too_long"
+    ROWS_NOT_PLANNED = "rows_not_planned"
     UNCLASSIFIED = "unclassified"
 
 

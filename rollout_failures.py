@@ -157,6 +157,7 @@ TRAITS: Mapping[FailureKind, Traits] = MappingProxyType(
         # Not retryable: no time is left for another attempt.
         FailureKind.EPISODE_DEADLINE: Traits(Fault.ENVIRONMENT, retryable=False, fatal=True),
         FailureKind.PROMPT_TOO_LONG: _NO_MEASUREMENT,
+        FailureKind.ROWS_NOT_PLANNED: _NO_MEASUREMENT,
         FailureKind.UNCLASSIFIED: _NO_MEASUREMENT,
     }
 )

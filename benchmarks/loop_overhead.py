@@ -36,7 +36,6 @@ from cpu.policy_tokenizer import build_tokenizer, tool_schema  # noqa: E402
 from dataset import NeMoGymBrowserDataset  # noqa: E402
 from environment_gate import EnvironmentGate  # noqa: E402
 from environment_session import _VERIFY_BODY  # noqa: E402
-from episode_limits import EpisodeLimits  # noqa: E402
 from recipe_settings import RecipeSettings  # noqa: E402
 
 # Seconds, one session on the real server (Debian's chromium-headless-shell, 2 cores).
@@ -88,6 +87,7 @@ class Loops:
             config = compose("cpu_practice")
         config.actor_rollout_ref.rollout.prompt_length = 2048
         config.actor_rollout_ref.rollout.response_length = 1_000_000
+        config.browser = {"max_turns": turns}
         self.config, self.turns = config, turns
         self.tokenizer = build_tokenizer(tool_schema())
         self.tools = ToolListWrap(initialize_tools_from_config(str(ROOT / "configs" / "browser_tool.yaml")))
@@ -106,9 +106,8 @@ class Loops:
             hf_model_type="qwen3",
             tools=self.tools,
         )
-        loop.limits = EpisodeLimits(max_turns=self.turns)
         loop.settings, loop.gate = self.settings, EnvironmentGate.shared(self.settings)
-        output = await loop.run({"temperature": 1.0}, **ROW)
+        (output,) = await loop.run({"temperature": 1.0}, **ROW)
         assert output.reward_score == 1.0 and output.num_turns == 2 * self.turns + 1
 
 

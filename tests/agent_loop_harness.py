@@ -10,7 +10,6 @@ from browser_agent_loop import BrowserToolAgentLoop
 from cpu.training_run import REPO_ROOT
 from dataset import NeMoGymBrowserDataset
 from environment_gate import EnvironmentGate
-from episode_limits import EpisodeLimits
 from recipe_settings import RecipeSettings
 
 TOOL_CONFIG = REPO_ROOT / "configs" / "browser_tool.yaml"
@@ -99,6 +98,6 @@ def make_loop(
     return loop
 
 
-def limits(**given):
-    """Return limits for tests: no waiting before a retry, five turns."""
-    return EpisodeLimits(**{"retry_backoff_s": 0.001, "max_turns": 5} | given)
+def browser_section(**given):
+    """Return the `browser` section for tests: no waiting before a retry, five turns."""
+    return {"retry_backoff_s": 0.001, "max_turns": 5} | given

@@ -8,6 +8,8 @@ never was is 0 (https://github.com/NVIDIA-NeMo/Gym/issues/2921).
 from collections.abc import Mapping
 from typing import Any
 
+from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
+
 from browser_agent_loop import BrowserToolAgentLoop
 from browser_task import BrowserTask
 from environment_session import ActionName, BrowserAction, BrowserSession, StepResult, Verdict
@@ -50,7 +52,9 @@ class FailuresAsZerosLoop(BrowserToolAgentLoop):
             episode.actions.insert(0, SEED_FAILED)
         return episode
 
-    def _extra_fields(self, episode: Episode, attempts: int) -> dict[str, Any]:
-        fields = super()._extra_fields(episode, attempts)
-        # Without the flags the batch is one that the recipe's patch leaves to verl.
-        return {key: value for key, value in fields.items() if key not in ("env_invalid", "failure_kind")}
+    def _outputs(self, episode: Episode, attempts: int) -> list[AgentLoopOutput]:
+        outputs = super()._outputs(episode, attempts)
+        for output in outputs:
+            # Without the flags the batch is one that the recipe's patch leaves to verl.
+            del output.extra_fields["env_invalid"], output.extra_fields["failure_kind"]
+        return outputs

@@ -29,7 +29,7 @@ def base_config():
 @pytest.fixture
 def build(tokenizer, base_config, tmp_path, monkeypatch):
     """Return a function that builds the loop as verl's worker does, and the scripted policy that it talks to."""
-    from tests.agent_loop_harness import ScriptedPolicy, limits, make_loop
+    from tests.agent_loop_harness import ScriptedPolicy, browser_section, make_loop
 
     monkeypatch.setenv("NEMO_GYM_URL", "http://127.0.0.1:1")
 
@@ -37,9 +37,9 @@ def build(tokenizer, base_config, tmp_path, monkeypatch):
         config = base_config.copy()
         config.actor_rollout_ref.rollout.prompt_length = prompt_length
         config.actor_rollout_ref.rollout.response_length = response_length
+        config.browser = browser_section(**given)
         policy = ScriptedPolicy(tokenizer, replies)
         loop = make_loop(config, tokenizer, policy, environment.url, tmp_path, settings, **(build_with or {}))
-        loop.limits = limits(**given)
         return loop, policy
 
     return build

@@ -23,7 +23,7 @@ ZEROS = {"build_with": {"loop_cls": FailuresAsZerosLoop}}
 async def test_a_failed_seed_arrives_as_a_trained_row_with_reward_0(build, environment, tokenizer, tmp_path):
     environment.faults = [Fault(Do.STATUS, path="/seed_session")]
     loop, policy = build(environment, [CLICK_ABOUT, FINISH], **ZEROS)
-    output = await loop.run({}, **ROW)
+    (output,) = await loop.run({}, **ROW)
     assert output.reward_score == 0.0
     assert sum(output.response_mask) > 0
     assert NO_SESSION in tokenizer.decode(output.prompt_ids)
@@ -36,9 +36,9 @@ async def test_a_failed_seed_arrives_as_a_trained_row_with_reward_0(build, envir
 
 async def test_a_rollout_that_nothing_broke_is_the_recipes_own(build, environment):
     loop, _ = build(environment, [CLICK_ABOUT, FINISH], **ZEROS)
-    zeros = await loop.run({}, **ROW)
+    (zeros,) = await loop.run({}, **ROW)
     loop, _ = build(environment, [CLICK_ABOUT, FINISH])
-    own = await loop.run({}, **ROW)
+    (own,) = await loop.run({}, **ROW)
     assert (zeros.response_ids, zeros.response_mask, zeros.reward_score) == (
         own.response_ids,
         own.response_mask,

@@ -16,7 +16,7 @@ from tests.fake_site import Page
 async def test_a_spoiled_attempt_is_tried_again_in_a_fresh_session_and_leaves_no_token(build, environment, tokenizer):
     environment.faults = [Fault(Do.LOSE_SESSION, path="/browser_click", session=1)]
     loop, policy = build(environment, [CLICK_ABOUT, CLICK_ABOUT, FINISH])
-    output = await loop.run({}, **ROW)
+    (output,) = await loop.run({}, **ROW)
     assert output.reward_score == 1.0
     assert output.extra_fields["attempts"] == 2
     assert environment.seen.seeded == {1, 2}
@@ -64,7 +64,7 @@ async def test_a_deadline_that_generation_used_up_is_the_policys_and_is_scored(b
         return await original(*args, **kwargs)
 
     policy.generate = slow_generate
-    output = await loop.run({}, **ROW)
+    (output,) = await loop.run({}, **ROW)
     assert output.reward_score == 1.0
     assert len(policy.prompts) == 1
 
@@ -107,7 +107,7 @@ FLAGGED = {"settings": {"drop_invalid": False}}
 async def test_flagged_mode_returns_a_row_that_trains_nothing_and_says_why(build, environment, tokenizer):
     environment.faults = [Fault(Do.LOSE_SESSION, path="/browser_click")]
     loop, policy = build(environment, [CLICK_ABOUT], max_attempts=2, **FLAGGED)
-    output = await loop.run({}, **ROW)
+    (output,) = await loop.run({}, **ROW)
     assert (output.response_mask, output.reward_score, output.response_logprobs) == ([0], 0.0, [0.0])
     # Not one token of the spoiled attempts.
     assert set(output.prompt_ids + output.response_ids) == {tokenizer.eos_token_id}
@@ -119,10 +119,10 @@ async def test_flagged_mode_returns_a_row_that_trains_nothing_and_says_why(build
 async def test_a_flagged_row_has_the_fields_of_a_valid_one(build, environment):
     """verl takes the columns of a batch from its first row, whichever that is."""
     loop, _ = build(environment, [CLICK_ABOUT, FINISH], **FLAGGED)
-    valid = await loop.run({}, **ROW)
+    (valid,) = await loop.run({}, **ROW)
     environment.faults = [Fault(Do.STATUS, path="/seed_session")]
     loop, _ = build(environment, [FINISH], max_attempts=1, **FLAGGED)
-    flagged = await loop.run({}, **ROW)
+    (flagged,) = await loop.run({}, **ROW)
     assert flagged.as_dict().keys() == valid.as_dict().keys()
     assert flagged.extra_fields.keys() == valid.extra_fields.keys()
     assert flagged.extra_fields["reward_extra_info"].keys() == valid.extra_fields["reward_extra_info"].keys()
@@ -130,7 +130,7 @@ async def test_a_flagged_row_has_the_fields_of_a_valid_one(build, environment):
 
 async def test_flagged_mode_leaves_valid_rollouts_as_they_are(build, environment):
     loop, _ = build(environment, [CLICK_ABOUT, FINISH], **FLAGGED)
-    output = await loop.run({}, **ROW)
+    (output,) = await loop.run({}, **ROW)
     assert (output.reward_score, output.extra_fields["env_invalid"]) == (1.0, False)
 
 
@@ -144,7 +144,7 @@ POLICYS_OWN = [
 @pytest.mark.parametrize("replies", [replies for _, replies in POLICYS_OWN], ids=[name for name, _ in POLICYS_OWN])
 async def test_the_policys_own_failure_is_never_tried_again(build, environment, replies):
     loop, _ = build(environment, replies)
-    output = await loop.run({}, **ROW)
+    (output,) = await loop.run({}, **ROW)
     assert output.reward_score == 0.0
     assert output.extra_fields["attempts"] == 1
     assert environment.seen.seeded == {1}
@@ -154,7 +154,7 @@ async def test_a_policy_that_wrecks_its_browser_is_scored_0_and_not_tried_again(
     environment.faults = [Fault(Do.HANG, path="/browser_navigate")]
     elsewhere = call(action="navigate", url="http://tarpit.test/")
     loop, _ = build(environment, [elsewhere], settings={"act_timeout_s": 0.2})
-    output = await loop.run({}, **ROW)
+    (output,) = await loop.run({}, **ROW)
     environment.release()
     assert (output.reward_score, output.extra_fields["env_invalid"], output.extra_fields["attempts"]) == (0.0, False, 1)
     records, _ = read_episodes(tmp_path)
@@ -206,7 +206,7 @@ async def test_the_action_before_a_failed_scoring_is_the_one_before_finish(build
 async def test_a_flagged_row_keeps_the_prompt_length(build, environment):
     environment.faults = [Fault(Do.STATUS, path="/seed_session")]
     loop, _ = build(environment, [FINISH], max_attempts=1, prompt_length=4, **FLAGGED)
-    output = await loop.run({}, **ROW)
+    (output,) = await loop.run({}, **ROW)
     assert 0 < len(output.prompt_ids) <= 4
 
 
@@ -220,7 +220,7 @@ async def test_a_provider_that_says_when_is_not_asked_before(build, environment,
         waits.append(seconds)
 
     monkeypatch.setattr("browser_agent_loop.asyncio.sleep", note)
-    output = await loop.run({}, **ROW)
+    (output,) = await loop.run({}, **ROW)
     assert output.extra_fields["attempts"] == 2
     assert 7.0 in waits
 
@@ -248,7 +248,7 @@ async def test_a_done_answer_ends_the_episode_whatever_the_action(build, environ
         Fault(Do.ANSWER, path="/browser_click", body={"observation": "", "done": True, "error": None})
     ]
     loop, policy = build(environment, [CLICK_ABOUT])
-    output = await loop.run({}, **ROW)
+    (output,) = await loop.run({}, **ROW)
     assert len(policy.prompts) == 1
     assert output.reward_score == 0.0
 
