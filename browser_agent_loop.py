@@ -258,8 +258,9 @@ class BrowserToolAgentLoop(ToolAgentLoop):
         if step.failure is not None and step.failure.fatal:
             episode.end_by_failure(step.failure)
             return ""
+        episode.page_is_last = bool(step.observation)
         if step.observation:
-            episode.elements = read_elements(step.observation)
+            episode.page, episode.elements = step.observation, read_elements(step.observation)
         if action.name is ActionName.FINISH or step.done:
             episode.stop_reason = StopReason.FINISHED
         return f"The action failed. {step.error}" if step.error else step.observation
@@ -278,6 +279,9 @@ class BrowserToolAgentLoop(ToolAgentLoop):
         memories = self._window(episode) if policy == ContextPolicy.WINDOW else await self._summary(episode, message)
         if episode.failure is not None or episode.stop_reason is not None:
             return
+        if not episode.page_is_last:
+            # A fresh context without a page would leave the policy blind.
+            shown = f"{shown}\n\n{defuse_markup(episode.page, self.added_tokens)}"
         if not await self.writer.open(conversation, task.messages, shown, memories):
             episode.stop_reason = StopReason.CONTEXT_FULL
 

@@ -52,6 +52,10 @@ class Episode:
     """The actions so far, as a fresh context tells of them."""
     observations: list[str] = field(default_factory=list)
     """The start page, and what came back after each action; uncut."""
+    page: str = ""
+    """The last page that was observed; uncut."""
+    page_is_last: bool = False
+    """Whether the last observation was a page, and no message about a call that failed."""
     elements: list[Element] = field(default_factory=list)
     """Elements of the last observation, whole even where the policy was shown a cut one."""
     turns: int = 0
@@ -122,11 +126,12 @@ class Episode:
             self.rows = rows_for_verl(limited.rows, scored)
             self.cut_calls = len(limited.cut_ids)
         except CallForestError as error:
-            self.failure = failure_of(FailureKind.ROWS_NOT_PLANNED, str(error))
+            self.failure, self.reward = failure_of(FailureKind.ROWS_NOT_PLANNED, str(error)), None
 
     def count_unusable(self, call: UnusableCall) -> None:
         """Count a turn whose reply was no action."""
         self.turns += 1
+        self.page_is_last = False
         self.unusable_calls += 1
         self.consecutive_unusable += 1
         self.actions.append(f"!{call.problem}")
