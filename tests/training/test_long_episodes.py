@@ -16,6 +16,7 @@ import pytest
 from cpu.practice_tasks import write_rows
 from cpu.training_run import REPO_ROOT, RunFolder, TrainingRun
 from episode_log import read_episodes
+from tests.own_selection import TRACE_FOLDER
 from tests.practice_environment import TRAIN_SITE, VALIDATION_SITE, PracticeEnvironment
 from tests.recording_sampler import BATCHES_FILE
 
@@ -57,10 +58,12 @@ def run(request, tmp_path_factory):
         "trainer.v1.sampler.custom_sampler.path=pkg://tests.recording_sampler",
         "trainer.v1.sampler.custom_sampler.name=RecordingReplayBuffer",
         f"browser.context_policy={request.param}",
+        "browser.selection_policy=tests.own_selection:kept_calls",
         *CONTEXT[request.param],
     ]
-    batches = folder.root / "batches.jsonl"
-    settings = {"NEMO_GYM_BROWSER_DROP_INVALID": "1", BATCHES_FILE: str(batches)}
+    batches, trace = folder.root / "batches.jsonl", folder.root / "selection"
+    trace.mkdir()
+    settings = {"NEMO_GYM_BROWSER_DROP_INVALID": "1", BATCHES_FILE: str(batches), TRACE_FOLDER: str(trace)}
     with PracticeEnvironment() as environment:
         training = TrainingRun(folder, environment.url, seed=0, overrides=overrides, extra_environment=settings)
         deadline = time.monotonic() + TRAINING_TIMEOUT_S
@@ -161,3 +164,10 @@ def test_every_trained_token_was_generated_once(run):
     # Tokens of all rows as the trainer had them, and as the loop counted them.
     trained = sum(len(row["input_ids"]) for batch in batches for row in real_rows(batch))
     assert trained == sum(episode["prompt_tokens"] + episode["response_tokens"] for episode in episodes)
+
+
+def test_users_own_selection_policy_runs_in_the_agent_loop_workers(run):
+    folder, _ = run
+    ran_in = {int(path.name) for path in (folder.root / "selection").iterdir()}
+    logged = {int(path.stem.rpartition("-")[2]) for path in folder.episodes.glob("episodes-*.jsonl")}
+    assert ran_in == logged
