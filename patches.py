@@ -2,12 +2,13 @@
 
     python patches.py --check [--json]    exit 0: every patch is applied or not needed; 1: one is not; 2: wrong usage
 
-verl's trainers compute advantages without the flags of invalid rollouts. `install` puts an import hook in place that
-patches the modules in TARGETS right after each has run; sitecustomize.py calls it at interpreter start. Nothing here
-makes `import verl` fail: what cannot be patched is recorded, and `require_applied` refuses to train.
+verl's trainers compute advantages without the flags of invalid rollouts, and cut mini-batches by the number of rows.
+`install` puts an import hook in place that patches the modules in TARGETS right after each has run; sitecustomize.py
+calls it at interpreter start. Nothing here makes `import verl` fail: what cannot be patched is recorded, and
+`require_applied` refuses to train.
 
-What is replaced, and by what, is in verl_patches.py. This file is read by every Python process that has the folder on
-its path, so it imports nothing that an interpreter has not loaded by itself.
+What is replaced, and by what, is in verl_patches.py and verl_mini_batches.py. This file is read by every Python process
+that has the folder on its path, so it imports nothing that an interpreter has not loaded by itself.
 """
 
 import os
@@ -91,7 +92,8 @@ def require_applied() -> None:
     problems = _problems()
     if problems:
         raise PatchError(
-            "Refusing to train: verl would let invalid rollouts vote in the GRPO baseline.\n"
+            "Refusing to train: verl would let invalid rollouts vote in the GRPO baseline, or the number of rows decide"
+            " how many optimizer steps a batch gets.\n"
             + "".join(f"  - {problem}\n" for problem in problems)
             + f"Check with: python {os.path.join(FOLDER, 'patches.py')} --check"
         )

@@ -1,7 +1,7 @@
 """How a patch of verl is decided and applied: to the pinned release, while its source reads as expected, else refused.
 
 A release that is not the pinned one is tried out first: if its own code does what the patch is for, the patch is not
-needed. The patches themselves are in verl_patches.py.
+needed. The patches themselves are in verl_patches.py and verl_mini_batches.py.
 """
 
 from __future__ import annotations
@@ -116,7 +116,8 @@ def apply_patch(patch: Patch, module: ModuleType) -> list[PatchRecord]:
         differences.append(why_not)
     fix = (
         f"Install verl=={pinned_version()}. To move to another release, compare these functions with that one, adapt "
-        "verl_patches.py where they differ, and renew the fingerprints there and VERL_RELEASE in REQUIRED_VERL.txt."
+        "their patch (verl_patches.py, verl_mini_batches.py) where they differ, and renew the fingerprints there and "
+        "VERL_RELEASE in REQUIRED_VERL.txt."
     )
     return records(PatchStatus.REFUSED, f"{'; '.join(differences)}. {fix}")
 

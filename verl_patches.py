@@ -5,7 +5,7 @@ verl 0.9.1 computes advantages from uid, rewards and masks alone: `PPOTrainer._c
 bring the flags to group_stats for batches whose rows carry `env_invalid`, and leave every other batch to verl.
 
 They can go once verl gives registered estimators `non_tensor_batch` with flags, rollout ids and row indices, in the V1
-trainer too: verl_trials.py notices that, and they step aside.
+trainer too: verl_trials.py notices that, and they step aside. The patch of mini-batches is in verl_mini_batches.py.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+import verl_mini_batches
 import verl_trials
 from patching import Patch, PatchRecord, PatchStatus, apply_patch, installed_version
 
 LEGACY = "verl.trainer.ppo.ray_trainer"
-V1 = "verl.trainer.ppo.v1.trainer_base"
+V1 = verl_mini_batches.V1
 
 ESTIMATOR = "grpo_env_aware"
 ESTIMATOR_TARGET = f"verl.trainer.ppo.core_algos:ADV_ESTIMATOR_REGISTRY[{ESTIMATOR!r}]"
@@ -313,4 +314,5 @@ PATCHES = (
         is_right=verl_trials.v1_is_right,
     ),
     Patch(V1, {"PPOTrainer._val_metrics_update": "8cecd418b5011bfc"}, _wrap_validation),
+    verl_mini_batches.PATCH,
 )

@@ -13,6 +13,8 @@ LEGACY = "verl.trainer.ppo.ray_trainer:compute_advantage"
 V1_OUTER = "verl.trainer.ppo.v1.trainer_base:PPOTrainer._compute_advantage"
 V1_INNER = "verl.trainer.ppo.v1.trainer_base:compute_advantage_for_multi_trajectories"
 V1_VALIDATION = "verl.trainer.ppo.v1.trainer_base:PPOTrainer._val_metrics_update"
+V1_BALANCE = "verl.trainer.ppo.v1.trainer_base:PPOTrainer._balance_batch"
+V1_UPDATE = "verl.trainer.ppo.v1.trainer_base:PPOTrainer._update_actor"
 
 LOOP_FIELDS = {"failure_kind": "", "rollout_row": 0, "rollout_rows": 1, "attempts": 1}
 """What the agent loop writes into `extra_fields` of each row, beside `env_invalid`."""

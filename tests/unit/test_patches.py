@@ -23,8 +23,10 @@ import patching
 import verl_patches
 from tests.verl_trainer import (
     LEGACY,
+    V1_BALANCE,
     V1_INNER,
     V1_OUTER,
+    V1_UPDATE,
     V1_VALIDATION,
     Trainer,
     flagged,
@@ -128,7 +130,12 @@ def class_missing(verl, monkeypatch):
     monkeypatch.delattr(verl.trainer_base, "PPOTrainer")
 
 
-ALL = {LEGACY, V1_OUTER, V1_INNER, V1_VALIDATION}
+def other_update(verl, monkeypatch):
+    monkeypatch.setattr(verl.trainer_base.PPOTrainer, "_update_actor", lambda self, batch, metrics: batch)
+
+
+MINI_BATCHES = {V1_BALANCE, V1_UPDATE}
+ALL = {LEGACY, V1_OUTER, V1_INNER, V1_VALIDATION} | MINI_BATCHES
 
 
 @pytest.mark.parametrize(
@@ -139,9 +146,10 @@ ALL = {LEGACY, V1_OUTER, V1_INNER, V1_VALIDATION}
         (wrapped_by_another, {V1_OUTER, V1_INNER}, r"the source of compute_advantage_for_multi\w+ is \w+, known"),
         (no_source, {LEGACY}, r"the source of compute_advantage is unreadable"),
         (missing, {V1_VALIDATION}, r"the source of PPOTrainer\._val_metrics_update is missing"),
-        (class_missing, {V1_OUTER, V1_INNER, V1_VALIDATION}, r"PPOTrainer\._compute_advantage is missing"),
+        (other_update, MINI_BATCHES, r"the source of PPOTrainer\._update_actor is \w+, known is \w+"),
+        (class_missing, ALL - {LEGACY}, r"PPOTrainer\._compute_advantage is missing"),
     ],
-    ids=["version", "source", "wrapped", "no source", "method missing", "class missing"],
+    ids=["version", "source", "wrapped", "no source", "method missing", "one of a pair", "class missing"],
 )
 def test_an_unknown_verl_is_refused_and_left_as_it_is(unpatched, monkeypatch, change, refused, said):
     change(unpatched, monkeypatch)
@@ -226,7 +234,9 @@ def test_an_upstream_fix_makes_the_patches_step_aside(unpatched, monkeypatch):
         LEGACY: "not needed",
         V1_OUTER: "not needed",
         V1_INNER: "not needed",
-        V1_VALIDATION: "refused",  # another version; nothing tries this one out
+        V1_VALIDATION: "refused",  # another version; nothing tries these out
+        V1_BALANCE: "refused",
+        V1_UPDATE: "refused",
     }
     assert unpatched.trainer_base.PPOTrainer._compute_advantage is v1
     assert unpatched.trainer_base.compute_advantage_for_multi_trajectories is unpatched.stock[V1_INNER]
@@ -333,7 +343,7 @@ def test_in_a_fresh_process_the_trainers_are_patched_as_they_are_imported(verl):
     assert result.returncode == 0, result.stderr
     answer = json.loads(result.stdout)
     assert answer["ok"] and answer["hook_at_interpreter_start"]
-    assert [patch["status"] for patch in answer["patches"]] == ["applied"] * 5
+    assert [patch["status"] for patch in answer["patches"]] == ["applied"] * 7
     assert {patch["target"] for patch in answer["patches"]} == set(verl.stock) | {verl_patches.ESTIMATOR_TARGET}
     assert {patch["verl_version"] for patch in answer["patches"]} == {"0.9.1"}
 
@@ -380,6 +390,8 @@ def test_the_check_of_an_unknown_verl_exits_1_with_a_line_per_patch(other_verl, 
         V1_OUTER,
         V1_INNER,
         V1_VALIDATION,
+        V1_BALANCE,
+        V1_UPDATE,
     ]
     assert all("  verl 9.9  refused: " in line for line in lines)
     assert note == f"note: this Python did not run sitecustomize.py; training needs PYTHONPATH={ROOT}"
@@ -390,7 +402,7 @@ def test_the_check_without_verl_exits_1(tmp_path):
     result = python(str(ROOT / "patches.py"), "--check", "--json", path=[tmp_path])
     answer = json.loads(result.stdout)
     assert (result.returncode, answer["ok"], answer["hook_at_interpreter_start"]) == (1, False, False)
-    assert len(answer["patches"]) == 5
+    assert len(answer["patches"]) == 7
     assert all(
         "No module named 'verl'. Install verl as REQUIRED_VERL.txt says" in p["reason"] for p in answer["patches"]
     )
