@@ -194,6 +194,9 @@ class Episode:
             fault=str(self.failure.fault) if self.failure else "",
             last_action=self._last_action(),
             turns=self.turns,
+            rows=len(self.rows),
+            compactions=self.compactions,
+            cut_calls=self.cut_calls,
         )
 
     @property

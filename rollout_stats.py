@@ -23,6 +23,12 @@ class AttemptReport:
     last_action: str
     """What the policy did last, finish aside, which breaks nothing; if it did nothing, the last call that was made."""
     turns: int
+    rows: int = 0
+    """Training rows of a valid attempt."""
+    compactions: int = 0
+    """How often the policy went on in a fresh context."""
+    cut_calls: int = 0
+    """Model calls that train nowhere because of the limits of rows."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +69,12 @@ class StepSummary:
     """Attempts that failed, those of rollouts that a later attempt saved included."""
     environment_failures_after: dict[str, int]
     """Attempts that failed by the environment's fault, by the policy's last action."""
+    rows: int
+    """Training rows of the valid rollouts."""
+    compactions: int
+    """Fresh contexts of the valid rollouts, the first of each not counted."""
+    cut_calls: int
+    """Model calls of the valid rollouts that train nowhere because of the limits of rows."""
 
     @property
     def invalid(self) -> int:
@@ -80,6 +92,7 @@ class StepSummary:
         reports = list(reports)
         rewards = [report.reward for report in reports if report.reward is not None]
         attempts = [attempt for report in reports for attempt in report.attempts]
+        measured = [report.attempts[-1] for report in reports if report.valid and report.attempts]
         blamed_on_environment = [attempt for attempt in attempts if attempt.fault == Fault.ENVIRONMENT]
         return cls(
             rollouts=len(reports),
@@ -89,6 +102,9 @@ class StepSummary:
             attempts=len(attempts),
             spoiled_attempts=sum(bool(attempt.failure_kind) for attempt in attempts),
             environment_failures_after=dict(Counter(attempt.last_action for attempt in blamed_on_environment)),
+            rows=sum(attempt.rows for attempt in measured),
+            compactions=sum(attempt.compactions for attempt in measured),
+            cut_calls=sum(attempt.cut_calls for attempt in measured),
         )
 
     def metrics(self, prefix: str = "browser") -> dict[str, float]:
@@ -107,6 +123,9 @@ class StepSummary:
         }
         if self.reward_over_valid is not None:
             metrics[f"{prefix}/reward_over_valid/mean"] = self.reward_over_valid
+            metrics[f"{prefix}/rows_per_rollout/mean"] = self.rows / self.valid
+            metrics[f"{prefix}/compactions_per_rollout/mean"] = self.compactions / self.valid
+            metrics[f"{prefix}/cut_calls"] = float(self.cut_calls)
         for kind, count in self.invalid_by_kind.items():
             metrics[f"{prefix}/invalid_share/{kind}"] = count / self.rollouts
         failures = sum(self.environment_failures_after.values())

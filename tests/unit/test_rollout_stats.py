@@ -10,7 +10,7 @@ def failed(kind: FailureKind, last_action: str = "seed") -> AttemptReport:
     return AttemptReport(str(kind), str(TRAITS[kind].fault), last_action, 0)
 
 
-VALID = AttemptReport("", "", "verify", 3)
+VALID = AttemptReport("", "", "verify", 3, rows=2, compactions=1, cut_calls=3)
 
 
 def report(reward: float | None, *attempts: AttemptReport) -> RolloutReport:
@@ -52,6 +52,14 @@ def test_metrics_name_the_share_of_each_kind_among_all_rollouts():
     assert metrics["browser/val/invalid_share/browser_died"] == 0.25
     assert metrics["browser/val/reward_over_valid/mean"] == 0.5
     assert all(isinstance(value, float) for value in metrics.values())
+
+
+def test_rows_and_fresh_contexts_are_those_of_the_valid_rollouts():
+    spoiled = AttemptReport("session_lost", "environment", "click", 3, rows=9, compactions=9, cut_calls=9)
+    single = AttemptReport("", "", "click", 3, rows=1)
+    metrics = StepSummary.of([report(1.0, spoiled, VALID), report(0.0, single), report(None, spoiled)]).metrics()
+    names = ("rows_per_rollout/mean", "compactions_per_rollout/mean", "cut_calls")
+    assert [metrics[f"browser/{name}"] for name in names] == [1.5, 0.5, 3.0]
 
 
 def test_a_step_without_a_valid_rollout_has_no_mean_reward():
