@@ -54,7 +54,7 @@ bench-learning: ## Train while rollouts are broken on purpose, and draw the curv
 
 # LONG_EPISODES_ARGS='--seeds 0 --policies window' for a part of it.
 LONG_EPISODES_ARGS ?=
-bench-long-episodes: ## Train on episodes that do not fit one context, and draw the curves (hours; goes on likewise).
+bench-long-episodes: ## Train on episodes that do not fit one context, and draw the curves (hours; goes on where it was stopped).
 	@cpu/setup.sh all
 	@$(PYTHON) benchmarks/long_episodes/train.py $(LONG_EPISODES_ARGS)
 	@$(PYTHON) benchmarks/long_episodes/plot.py

@@ -21,8 +21,8 @@ from cpu.policy_tokenizer import MAX_NUMBERED_ELEMENTS, build_tokenizer
 from cpu.practice_browser import SimulatedEpisode
 from cpu.practice_pages import Split
 
-LONG_HABITS = Habits(wrong_element=0.2, early_finish=0.05)
-"""Mistakes of the warm start: a wrong item can be put back, unless it is bought as well."""
+LONG_HABITS = Habits(wrong_element=0.04, early_finish=0.02)
+"""Mistakes of the warm start, far rarer than those at short tasks: nine decisions have to be right, not three."""
 
 _POLICIES = (ContextPolicy.APPEND, ContextPolicy.WINDOW, ContextPolicy.SUMMARY)
 _SHARES = (0.2, 0.5, 0.3)

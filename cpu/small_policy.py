@@ -42,7 +42,7 @@ _CODE = (
 )  # fmt: skip
 _TEXTS = ("browser_prompts.py", "context_policy.py")
 _BASE_URL = "http://127.0.0.1:8077"
-_LONG_STEPS = {"flawless_steps": 450, "sloppy_steps": 100}
+_LONG_STEPS = {"flawless_steps": 320, "sloppy_steps": 80}
 
 
 def policy_settings(seed: int = 0, threads: int = WarmStartSettings.threads, long: bool = False) -> WarmStartSettings:

@@ -33,7 +33,7 @@ from episode_log import read_episodes  # noqa: E402
 from tests.practice_environment import TRAIN_SITE, VALIDATION_SITE, PracticeEnvironment  # noqa: E402
 
 RESULTS = Path(__file__).resolve().parent / "results"
-VALIDATE_EVERY = 3
+VALIDATE_EVERY = 4
 
 
 @dataclass(frozen=True)
