@@ -2,7 +2,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-integration check bench bench-learning clean
+.PHONY: help setup demo test test-integration check bench bench-learning bench-long-episodes clean
 
 PYTHON := .venv/bin/python
 PYTEST := $(PYTHON) -m pytest
@@ -17,7 +17,7 @@ RESUME ?=
 DEMO_ARGS ?=
 
 help: ## List the commands.
-	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 26
+	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 28
 
 setup: ## Make both environments and find or install a Chromium (the other commands do what they need of it).
 	@cpu/setup.sh all
@@ -51,6 +51,13 @@ bench-learning: ## Train while rollouts are broken on purpose, and draw the curv
 	@cpu/setup.sh all
 	@$(PYTHON) benchmarks/learning/sweep.py $(SWEEP_ARGS)
 	@$(PYTHON) benchmarks/learning/plot.py
+
+# LONG_EPISODES_ARGS='--seeds 0 --policies window' for a part of it.
+LONG_EPISODES_ARGS ?=
+bench-long-episodes: ## Train on episodes that do not fit one context, and draw the curves (hours; goes on where it was stopped).
+	@cpu/setup.sh all
+	@$(PYTHON) benchmarks/long_episodes/train.py $(LONG_EPISODES_ARGS)
+	@$(PYTHON) benchmarks/long_episodes/plot.py
 
 clean: ## Remove caches; with ALL=1 the environments and what runs have written as well.
 	@find . -name __pycache__ -not -path './.venv*' -type d -prune -exec rm -rf {} +

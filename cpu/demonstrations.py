@@ -5,6 +5,7 @@ one decision, independent of the others, while the right action stays the likeli
 """
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from browser_prompts import SYSTEM_PROMPT
@@ -65,9 +66,14 @@ def expert_arguments(episode: SimulatedEpisode) -> dict:
     return {"action": "finish"}
 
 
-def sloppy_arguments(episode: SimulatedEpisode, habits: Habits, rng: random.Random) -> dict:
+def sloppy_arguments(
+    episode: SimulatedEpisode,
+    habits: Habits,
+    rng: random.Random,
+    expert: Callable[[SimulatedEpisode], dict] = expert_arguments,
+) -> dict:
     """Return the arguments of the next tool call of an expert with bad habits."""
-    right = expert_arguments(episode)
+    right = expert(episode)
     if right["action"] != "finish" and rng.random() < habits.early_finish:
         return {"action": "finish"}
     others = [e.label for e in episode.page.elements if e.label and e.label != right.get("element")]

@@ -46,7 +46,7 @@ def play_policy(
         played.append(PlayedEpisode(episode, ids, len(ids)))
     running = list(played)
     for turn in range(max_turns):
-        replies = _replies(model, tokenizer, [p.ids for p in running], greedy)
+        replies = sample_replies(model, tokenizer, [p.ids for p in running], greedy, _MAX_REPLY_TOKENS)
         for one, reply in zip(running, replies, strict=True):
             _take_turn(one, reply, tokenizer, last=turn == max_turns - 1)
         running = [p for p in running if not p.episode.finished]
@@ -69,15 +69,20 @@ def _take_turn(played: PlayedEpisode, reply: list[int], tokenizer: PreTrainedTok
 
 
 @torch.no_grad()
-def _replies(
-    model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, prompts: list[list[int]], greedy: bool
+def sample_replies(
+    model: Qwen3ForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    prompts: list[list[int]],
+    greedy: bool,
+    max_tokens: int,
 ) -> list[list[int]]:
+    """Return the policy's reply to each prompt with its end-of-turn token, sampled at temperature 1 unless greedy."""
     length = max(len(ids) for ids in prompts)
     padding = tokenizer.pad_token_id
     ids = torch.tensor([[padding] * (length - len(p)) + p for p in prompts])
     mask = torch.tensor([[0] * (length - len(p)) + [1] * len(p) for p in prompts])
     sampling = {"do_sample": False} if greedy else {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
-    output = model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=_MAX_REPLY_TOKENS, **sampling)
+    output = model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=max_tokens, **sampling)
     replies = []
     for row in output[:, length:].tolist():
         end = row.index(tokenizer.eos_token_id) + 1 if tokenizer.eos_token_id in row else len(row)

@@ -28,7 +28,7 @@ CALL_OPENING = '\n{"name": "browser", "arguments": {"action": "'
 CALL_CLOSING = '"}}\n'
 _CALL_PIECES = (CALL_OPENING, CALL_CLOSING, '", "element": "', '", "text": "', '", "answer": "', '", "url": "')
 _OBSERVATION_PIECES = ("URL: http://127.0.0.1:", "\nTITLE: ", "\nELEMENTS:", "\nTEXT:\n  ")
-_MAX_NUMBERED_ELEMENTS = 8
+MAX_NUMBERED_ELEMENTS = 8
 
 _SITE_WORDS = (
     "list catalogue search shop club home cart results practice site start not found no such page nothing code member "
@@ -138,7 +138,7 @@ def tools_block(schema: dict) -> str:
 
 def _added_texts(schema: dict) -> list[str]:
     kinds = ("a", "button", "input")
-    elements = [f"\n  [{number}] {kind}: " for number in range(_MAX_NUMBERED_ELEMENTS) for kind in kinds]
+    elements = [f"\n  [{number}] {kind}: " for number in range(MAX_NUMBERED_ELEMENTS) for kind in kinds]
     return [
         *_MARKUP_TOKENS,
         SYSTEM_PROMPT + "\n\n" + tools_block(schema),
@@ -150,7 +150,7 @@ def _added_texts(schema: dict) -> list[str]:
     ]
 
 
-def _vocabulary_pieces(pre_tokenizer: pre_tokenizers.PreTokenizer) -> Iterable[str]:
+def _vocabulary_pieces(pre_tokenizer: pre_tokenizers.PreTokenizer, words: Iterable[str]) -> Iterable[str]:
     """Yield the pre-tokenised pieces that become single tokens, in a fixed order, with repetitions."""
     elements = [Element(0, "a", "tea"), Element(1, "input", ""), Element(2, "input", "")]
     texts = [
@@ -163,14 +163,17 @@ def _vocabulary_pieces(pre_tokenizer: pre_tokenizers.PreTokenizer) -> Iterable[s
         str(find_element(elements, "input")),
         str(find_element(elements, 9)),
         "Make exactly one tool call per turn.",
+        *words,
     ]
     for text in texts:
         for piece, _ in pre_tokenizer.pre_tokenize_str(text):
             yield piece
 
 
-def build_tokenizer(schema: dict) -> PreTrainedTokenizerFast:
+def build_tokenizer(schema: dict, words: Iterable[str] = (), pieces: Iterable[str] = ()) -> PreTrainedTokenizerFast:
     """Return the tokenizer, always the same one for the same tool schema.
+
+    `words` become single tokens beside the site's, `pieces` single tokens wherever they stand, punctuation and all.
 
     A word is one token wherever it stands: spaces are tokens of their own. So copying a label from the page into a
     tool call is copying one token, which a policy of half a million parameters learns within a minute.
@@ -182,8 +185,8 @@ def build_tokenizer(schema: dict) -> PreTrainedTokenizerFast:
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
-    pieces = [*_CONTROL_TOKENS, *sorted(pre_tokenizers.ByteLevel.alphabet()), *_vocabulary_pieces(pre_tokenizer)]
-    vocabulary = {piece: index for index, piece in enumerate(dict.fromkeys(pieces))}
+    units = [*_CONTROL_TOKENS, *sorted(pre_tokenizers.ByteLevel.alphabet()), *_vocabulary_pieces(pre_tokenizer, words)]
+    vocabulary = {piece: index for index, piece in enumerate(dict.fromkeys(units))}
     # ignore_merges takes a piece that is in the vocabulary whole; all others fall apart into bytes.
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], ignore_merges=True))
     tokenizer.pre_tokenizer = pre_tokenizer
@@ -196,6 +199,6 @@ def build_tokenizer(schema: dict) -> PreTrainedTokenizerFast:
         clean_up_tokenization_spaces=False,
         model_max_length=2048,
     )
-    fast.add_tokens([AddedToken(text, normalized=False, special=False) for text in _added_texts(schema)])
+    fast.add_tokens([AddedToken(text, normalized=False, special=False) for text in (*_added_texts(schema), *pieces)])
     fast.chat_template = chat_template()
     return fast

@@ -2,7 +2,7 @@
 
 import json
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -36,7 +36,7 @@ class Task:
     """Path of the start page."""
     verifier_metadata: Mapping[str, str]
     """Scoring spec with one key; the value of `final_url` is a path."""
-    kind: TaskKind
+    kind: StrEnum
     split: Split
     site: Site
     target: str
@@ -167,7 +167,12 @@ def make_tasks(split: Split, count: int) -> list[Task]:
 
 
 def write_rows(
-    train_file: Path, val_file: Path, base_url: str, train_count: int = 90, validation_count: int = 50
+    train_file: Path,
+    val_file: Path,
+    base_url: str,
+    train_count: int = 90,
+    validation_count: int = 50,
+    tasks: Callable[[Split, int], Sequence[Task]] = make_tasks,
 ) -> dict[str, int]:
     """Write both files of rows and return how many rows each split got, by split name.
 
@@ -177,12 +182,13 @@ def write_rows(
         base_url: where the practice site is served, such as `http://127.0.0.1:8077`, without a slash at the end.
         train_count: number of training rows.
         validation_count: number of validation rows.
+        tasks: returns that many tasks of a split.
     """
     written = {}
     for split, path, count in ((Split.TRAIN, train_file, train_count), (Split.VALIDATION, val_file, validation_count)):
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        rows = [task.row(base_url.rstrip("/")) for task in make_tasks(split, count)]
+        rows = [task.row(base_url.rstrip("/")) for task in tasks(split, count)]
         path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
         written[str(split)] = len(rows)
     return written

@@ -7,6 +7,7 @@ fails often enough for GRPO to have something to learn, while the right action s
 
 import random
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -108,9 +109,16 @@ def encode_episode(
 
 
 def warm_start(
-    model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, schema: dict, settings: WarmStartSettings
+    model: Qwen3ForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    schema: dict,
+    settings: WarmStartSettings,
+    demonstrate: Callable[[Habits, random.Random], list[dict]] = demonstration,
 ) -> float:
-    """Train the model in place, showing the progress, and return the last loss on the tokens that the policy writes."""
+    """Train the model in place, showing the progress, and return the last loss on the tokens that the policy writes.
+
+    `demonstrate` returns the messages of one example, played with the given habits.
+    """
     torch.set_num_threads(settings.threads)
     rng = random.Random(f"warm start {settings.seed}")
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
@@ -124,7 +132,7 @@ def warm_start(
     for step in progress:
         _set_learning_rate(optimizer, step, settings)
         habits = settings.habits if step >= settings.flawless_steps else FLAWLESS
-        episodes = [encode_episode(demonstration(habits, rng), tokenizer, schema) for _ in range(settings.batch_size)]
+        episodes = [encode_episode(demonstrate(habits, rng), tokenizer, schema) for _ in range(settings.batch_size)]
         loss, written_loss = _loss(model, episodes, words, tokenizer.pad_token_id, settings)
         optimizer.zero_grad()
         loss.backward()

@@ -16,6 +16,10 @@ matplotlib.use("svg")
 from matplotlib import pyplot  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.learning.runs import mean_curve  # noqa: E402
+
 RESULTS = Path(__file__).resolve().parent / "results"
 LABELS = {
     "nothing-fails": "nothing fails",
@@ -40,14 +44,6 @@ def load(folder: Path) -> dict[float, dict[str, list[dict]]]:
     return by_rate
 
 
-def mean_curve(results: list[dict]) -> tuple[list[float], list[float], list[float], list[float]]:
-    """Return valid rollouts, mean success, lowest and highest success at each validation that all seeds have."""
-    columns = list(zip(*(result["curve"] for result in results), strict=False))
-    used = [sum(point["valid_rollouts"] for point in column) / len(column) for column in columns]
-    success = [[point["success"] for point in column] for column in columns]
-    return used, [sum(s) / len(s) for s in success], [min(s) for s in success], [max(s) for s in success]
-
-
 def draw(by_rate: dict[float, dict[str, list[dict]]], output: Path) -> None:
     """Write the figure."""
     rates = [rate for rate in sorted(by_rate) if rate] or [0.0]
@@ -57,7 +53,7 @@ def draw(by_rate: dict[float, dict[str, list[dict]]], output: Path) -> None:
         for method, results in curves.items():
             if not results:
                 continue
-            used, mean, low, high = mean_curve(results)
+            used, mean, low, high = mean_curve(results, "valid_rollouts")
             label = f"{LABELS[method]} ({len(results)} seeds)"
             panel.plot(used, mean, marker="o", markersize=3, color=COLOURS[method], label=label)
             panel.fill_between(used, low, high, color=COLOURS[method], alpha=0.12, linewidth=0)

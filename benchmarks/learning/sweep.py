@@ -15,9 +15,7 @@ The curves: python benchmarks/learning/plot.py
 
 import argparse
 import contextlib
-import json
 import math
-import signal
 import subprocess
 import sys
 import time
@@ -28,6 +26,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.learning.runs import WIDE_OPEN, build_policy, new_folder, run_missing, train  # noqa: E402
 from cpu.demo_summary import validation_success  # noqa: E402
 from cpu.gym_server import GymServer  # noqa: E402
 from cpu.practice_site import PracticeServer  # noqa: E402
@@ -44,8 +43,6 @@ PROMPTS_PER_STEP, VALID_ROLLOUTS_PER_GROUP = 5, 6
 VALIDATE_EVERY = 3
 # A share of failing seeds is what is asked for, no outage.
 UNPROTECTED = {"NEMO_GYM_BROWSER_OUTAGE_AFTER_SEEDS": "1000000"}
-# The fake environment needs no protection; the real one gets what the demo gives it.
-WIDE_OPEN = {"NEMO_GYM_BROWSER_MAX_OPEN_SESSIONS": "64", "NEMO_GYM_BROWSER_MAX_CONCURRENT_SEEDS": "64"}
 
 
 @dataclass(frozen=True)
@@ -111,19 +108,10 @@ def environment(condition: Condition, folder: RunFolder) -> Iterator[tuple[str, 
             proxy.stdin.close()
 
 
-def build_policy(folder: Path, seed: int) -> Path:
-    """Return the folder of the warm-started policy of a seed, built if it is not there."""
-    policy = folder / f"policy-seed{seed}"
-    command = [sys.executable, "-m", "cpu.small_policy", "--output", str(policy), "--seed", str(seed)]
-    subprocess.run(command, cwd=ROOT, check=True)
-    return policy
-
-
 def run(condition: Condition, runs: Path) -> dict:
     """Return the result of one run. Raises RuntimeError if training fails."""
     policy = build_policy(runs, condition.seed)
-    folder = RunFolder(runs / f"{condition.name}-{time.strftime('%Y%m%d-%H%M%S')}")
-    folder.train_rows.parent.mkdir(parents=True)
+    folder = new_folder(condition.name, runs)
     started = time.monotonic()
     settings = {"NEMO_GYM_BROWSER_DROP_INVALID": "0" if condition.method == "flagged" else "1", **UNPROTECTED}
     if not condition.real:
@@ -132,15 +120,7 @@ def run(condition: Condition, runs: Path) -> dict:
         write_rows(folder.train_rows, folder.root / "data" / "unused.jsonl", train_site)
         write_rows(folder.root / "data" / "unused.jsonl", folder.validation_rows, validation_site)
         overrides = condition.overrides(policy)
-        training = TrainingRun(folder, url, condition.seed, overrides, extra_environment=settings)
-        try:
-            training.start()
-            while training.tree.exit_code is None:
-                time.sleep(1)
-            if training.tree.exit_code != 0:
-                raise RuntimeError(f"{condition.name}: {training.tree.log_tail()} (log: {folder.log})")
-        finally:
-            training.stop()
+        train(TrainingRun(folder, url, condition.seed, overrides, extra_environment=settings), condition.name)
     return {**asdict(condition), "wall_s": round(time.monotonic() - started), "curve": curve(folder)}
 
 
@@ -173,10 +153,6 @@ def main() -> int:
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "learning")
     options = parser.parse_args()
-    # As in cpu/demo.py: a run that is stopped must not leave its training behind, in the background of a shell either.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.default_int_handler)
-    options.results.mkdir(parents=True, exist_ok=True)
     # Seeds outermost: a sweep that is cut short has compared all methods on whole seeds.
     wanted = {
         condition.name: condition
@@ -185,28 +161,7 @@ def main() -> int:
         for method in options.methods
         for condition in [Condition(method, rate, seed, options.steps, options.real)]
     }
-    for number, (name, condition) in enumerate(wanted.items(), 1):
-        path = options.results / f"{name}.json"
-        if path.exists():
-            print(f"[{number}/{len(wanted)}] {name}: done before", flush=True)
-            continue
-        print(f"[{number}/{len(wanted)}] {name}: running", flush=True)
-        try:
-            result = run(condition, options.runs)
-        except RuntimeError as error:
-            print(f"error: {error}", file=sys.stderr)
-            return 1
-        except KeyboardInterrupt:
-            print("stopped; the same command goes on with the runs that have no result", file=sys.stderr)
-            return 130
-        path.write_text(json.dumps(result, indent=1) + "\n")
-        first, last = result["curve"][0], result["curve"][-1]
-        print(
-            f"    success {first['success']:.3f} -> {last['success']:.3f} ± {last['se']:.3f} "
-            f"with {last['valid_rollouts']} valid rollouts, {result['wall_s']} s",
-            flush=True,
-        )
-    return 0
+    return run_missing(wanted, options.results, lambda condition: run(condition, options.runs))
 
 
 if __name__ == "__main__":
