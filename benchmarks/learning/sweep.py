@@ -74,6 +74,9 @@ class Condition:
             "browser.max_attempts=1",
             "trainer.v1.sampler.sampler_kwargs.max_invalid_share=1.0",
             "trainer.v1.sampler.sampler_kwargs.halt_after_steps=1000",
+            # Counted without padding: 300 short rows beside long ones would be one dense micro-batch of gigabytes.
+            "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=2048",
+            "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu=2048",
         ]
         if self.method == "dropped":
             # verl pads a batch with synthetic rows to a multiple of mini-batch x n. At 91% that is 335 for 30 valid
