@@ -268,7 +268,8 @@ class BrowserToolAgentLoop(ToolAgentLoop):
     async def _go_on(self, episode: Episode, task: BrowserTask, message: dict, observation: str) -> None:
         """Put an observation before the policy: behind its reply or, if the context is full, in a fresh one."""
         shown = defuse_markup(observation, self.added_tokens)
-        episode.observations.append(shown)
+        if len(episode.observations) <= len(episode.ledger):  # what answers an unusable call is no action's outcome
+            episode.observations.append(shown)
         conversation = episode.conversation
         if self.writer.append(conversation, message, shown):
             return

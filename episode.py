@@ -135,7 +135,6 @@ class Episode:
         self.unusable_calls += 1
         self.consecutive_unusable += 1
         self.actions.append(f"!{call.problem}")
-        self.ledger.append(f"(no usable call: {call.problem})")
 
     def count_discarded(self) -> None:
         """Count a reply that was no action and was generated anew."""

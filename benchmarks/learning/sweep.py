@@ -15,7 +15,6 @@ The curves: python benchmarks/learning/plot.py
 
 import argparse
 import contextlib
-import math
 import subprocess
 import sys
 import time
@@ -39,7 +38,7 @@ from tests.practice_environment import TRAIN_SITE, VALIDATION_SITE, PracticeEnvi
 
 RESULTS = Path(__file__).resolve().parent / "results"
 METHODS = ("dropped", "flagged", "zeros")
-PROMPTS_PER_STEP, VALID_ROLLOUTS_PER_GROUP = 5, 6
+VALID_ROLLOUTS_PER_GROUP = 6
 VALIDATE_EVERY = 3
 # A share of failing seeds is what is asked for, no outage.
 UNPROTECTED = {"NEMO_GYM_BROWSER_OUTAGE_AFTER_SEEDS": "1000000"}
@@ -78,11 +77,6 @@ class Condition:
             "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=2048",
             "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu=2048",
         ]
-        if self.method == "dropped":
-            # verl pads a batch with synthetic rows to a multiple of mini-batch x n. At 91% that is 335 for 30 valid
-            # rows, and ten times the time; this keeps one optimiser step for each epoch over a batch.
-            mini_batch = min(PROMPTS_PER_STEP, math.ceil(2 * PROMPTS_PER_STEP * VALID_ROLLOUTS_PER_GROUP / rollouts))
-            overrides.append(f"actor_rollout_ref.actor.ppo_mini_batch_size={mini_batch}")
         if self.method == "zeros":
             loops = Path(__file__).with_name("agent_loops.yaml")
             overrides += [

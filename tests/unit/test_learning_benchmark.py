@@ -80,13 +80,6 @@ def test_every_rate_leaves_six_valid_rollouts_in_a_group(tmp_path, rate, rollout
     assert f"actor_rollout_ref.rollout.n={rollouts}" in overrides
 
 
-@pytest.mark.parametrize(("rate", "rows"), [(0.0, 30), (0.5, 60), (0.91, 67)])
-def test_a_batch_of_valid_rows_is_one_optimiser_step_where_invalid_ones_are_dropped(tmp_path, rate, rows):
-    overrides = dict(o.split("=", 1) for o in Condition("dropped", rate, 0, 12).overrides(tmp_path))
-    mini_batch = int(overrides["actor_rollout_ref.actor.ppo_mini_batch_size"])
-    assert mini_batch * int(overrides["actor_rollout_ref.rollout.n"]) == rows
-
-
 def test_the_methods_are_one_run_where_nothing_fails_and_have_names_of_their_own_elsewhere():
     assert len({Condition(method, 0.0, 1, 12).name for method in METHODS}) == 1
     assert len({Condition(method, 0.5, 1, 12).name for method in METHODS}) == len(METHODS)
