@@ -25,8 +25,8 @@ from verl.workers.rollout.replica import TokenOutput
 
 from browser_task import BrowserTask, TaskError
 from context_policy import ContextPolicy, summary_memory, window_memories
-from context_tokens import MIN_TURN_TOKENS, ContextWriter, remember_prefixes
-from conversation import status_of
+from context_tokens import ContextWriter, remember_prefixes
+from conversation import MIN_TURN_TOKENS, status_of
 from dataset import NeMoGymBrowserDataset
 from environment_gate import EnvironmentGate
 from environment_session import ActionName, BrowserAction, BrowserSession, StepResult

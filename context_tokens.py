@@ -16,12 +16,10 @@ from verl.utils.tokenizer.continuous_token import ContinuousTokenBuilder, MergeR
 
 from browser_prompts import SUMMARY_REQUEST, first_user_message, fresh_user_message
 from context_policy import ContextPolicy
-from conversation import Conversation
+from conversation import MIN_TURN_TOKENS, Conversation
 from episode_limits import EpisodeLimits, LimitsError
 from observations import cut_to_tokens
 
-# A call with a label takes 25 to 30 tokens in Qwen3's vocabulary; a turn with less room can only be cut short.
-MIN_TURN_TOKENS = 32
 # The chat template's own tokens around a request for a summary: role markers, tool response tags.
 _TEMPLATE_TOKENS = 32
 _LONGEST_PREFIX = 3  # system, user, assistant

@@ -11,6 +11,9 @@ from typing import Any
 
 from call_forest import CallRecord, CallStatus
 
+# A call with a label takes 25 to 30 tokens in Qwen3's vocabulary; a turn with less room can only be cut short.
+MIN_TURN_TOKENS = 32
+
 
 @dataclass
 class Conversation:

@@ -308,7 +308,7 @@ class RayLink:
         try:
             if not await self._answer(self._actor.push.remote(self._client, events)):
                 raise _NotKnown
-        except BaseException:
+        except BaseException:  # a push that is cancelled must not lose what it carried either
             self._unsent, self._delivered = events + self._unsent, delivered + self._delivered
             raise
         for future in delivered:

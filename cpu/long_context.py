@@ -11,14 +11,12 @@ from transformers import PreTrainedTokenizerFast
 
 from browser_prompts import SUMMARY_REQUEST, SYSTEM_PROMPT, first_user_message, fresh_user_message
 from context_policy import ContextPolicy, action_line, summary_memory, window_memories
+from conversation import MIN_TURN_TOKENS
 from cpu.practice_browser import SimulatedEpisode
 from cpu.practice_pages import observation_text
 from episode import StopReason
 from observations import read_elements
 from tool_calls import UnusableCall, read_hermes_calls, to_action
-
-# As in browser_agent_loop.py, which can't be imported without verl.
-_MIN_TURN_TOKENS = 32
 
 
 @dataclass(frozen=True)
@@ -162,7 +160,7 @@ class LongEpisode:
         extended = [*self.messages, {"role": role, "content": observation}]
         ids = self.rendering.prompt(extended)
         room = self.limits.max_response - (len(ids) - self.root_tokens)
-        if len(ids) <= self.limits.budget and room >= _MIN_TURN_TOKENS:
+        if len(ids) <= self.limits.budget and room >= MIN_TURN_TOKENS:
             self.messages, self.prompt_ids = extended, ids
             return
         match self.limits.policy:
