@@ -4,21 +4,15 @@ Success on the validation tasks against GRPO steps, one curve for each context p
 range of the seeds.
 """
 
-import argparse
 import json
 import sys
 from collections import defaultdict
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("svg")
-from matplotlib import pyplot  # noqa: E402
-
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.learning.runs import mean_curve  # noqa: E402
+from benchmarks.learning import figures  # noqa: E402
 from context_policy import ContextPolicy  # noqa: E402
 
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -38,35 +32,21 @@ def load(folder: Path) -> dict[str, list[dict]]:
 
 def draw(by_policy: dict[str, list[dict]], output: Path) -> None:
     """Write the figure."""
-    figure, panel = pyplot.subplots(figsize=(5.5, 3.6))
+    figure, panel = figures.pyplot.subplots(figsize=(5.5, 3.6))
     for policy, colour in COLOURS.items():
         results = by_policy.get(policy)
         if not results:
             continue
-        steps, mean, low, high = mean_curve(results, "step")
         rows = sum(result["rows_per_rollout"] for result in results) / len(results)
-        label = f"{policy}: {rows:.1f} rows a rollout ({len(results)} seeds)"
-        panel.plot(steps, mean, marker="o", markersize=3, color=colour, label=label)
-        panel.fill_between(steps, low, high, color=colour, alpha=0.12, linewidth=0)
-    panel.set_xlabel("GRPO steps")
+        figures.draw_curve(panel, results, "step", colour, f"{policy}: {rows:.1f} rows a rollout")
     panel.set_ylabel("success on validation tasks")
-    panel.legend(fontsize=7, loc="best")
-    panel.grid(alpha=0.3)
-    figure.tight_layout()
-    output.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(output, metadata={"Date": None})
-    pyplot.close(figure)
+    figures.finish_panel(panel, "GRPO steps")
+    figures.save(figure, output)
 
 
 def main() -> int:
     """Draw and return 0."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--results", type=Path, default=RESULTS)
-    parser.add_argument("--output", type=Path, default=ROOT / "docs" / "long_episodes.svg")
-    options = parser.parse_args()
-    draw(load(options.results), options.output)
-    print(f"drawn: {options.output}")
-    return 0
+    return figures.main(__doc__, RESULTS, ROOT / "docs" / "long_episodes.svg", load, draw)
 
 
 if __name__ == "__main__":
