@@ -281,8 +281,8 @@ class BrowserToolAgentLoop(ToolAgentLoop):
         if episode.failure is not None or episode.stop_reason is not None:
             return
         if not episode.page_is_last:
-            # A fresh context without a page would leave the policy blind.
-            shown = f"{shown}\n\n{defuse_markup(episode.page, self.added_tokens)}"
+            # A fresh context without a page would leave the policy blind; what is cut to fit is cut at the end.
+            shown = f"{defuse_markup(episode.page, self.added_tokens)}\n\n{shown}"
         if not await self.writer.open(conversation, task.messages, shown, memories):
             episode.stop_reason = StopReason.CONTEXT_FULL
 

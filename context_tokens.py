@@ -16,12 +16,10 @@ from verl.utils.tokenizer.continuous_token import ContinuousTokenBuilder, MergeR
 
 from browser_prompts import SUMMARY_REQUEST, first_user_message, fresh_user_message
 from context_policy import ContextPolicy
-from conversation import MIN_TURN_TOKENS, Conversation
+from conversation import MIN_TURN_TOKENS, Conversation, summary_reserve
 from episode_limits import EpisodeLimits, LimitsError
 from observations import cut_to_tokens
 
-# The chat template's own tokens around a request for a summary: role markers, tool response tags.
-_TEMPLATE_TOKENS = 32
 _LONGEST_PREFIX = 3  # system, user, assistant
 _MOST_PREFIXES = 16
 _PREFIXES: weakref.WeakKeyDictionary[Any, dict[type, dict[str, list[int]]]] = weakref.WeakKeyDictionary()
@@ -54,8 +52,7 @@ class ContextWriter:
         """Tokens of a row that are kept free for the request of a summary and the summary."""
         if self.limits.context_policy != ContextPolicy.SUMMARY:
             return 0
-        request = self.tokenizer.encode(SUMMARY_REQUEST, add_special_tokens=False)
-        return len(request) + _TEMPLATE_TOKENS + self.limits.max_summary_tokens
+        return summary_reserve(self.tokenizer, self.limits.max_summary_tokens)
 
     @property
     def longest_prompt(self) -> int:

@@ -9,10 +9,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from browser_prompts import SUMMARY_REQUEST
 from call_forest import CallRecord, CallStatus
 
 # A call with a label takes 25 to 30 tokens in Qwen3's vocabulary; a turn with less room can only be cut short.
 MIN_TURN_TOKENS = 32
+
+# The chat template's own tokens around a request for a summary: role markers, tool response tags.
+_TEMPLATE_TOKENS = 32
 
 
 @dataclass
@@ -94,3 +98,8 @@ def status_of(token_ids: Sequence[int], max_tokens: int, stop_token_ids: Sequenc
     """Return whether a reply was stopped by its length: verl 0.9.1 calls both ends of a generation `completed`."""
     stopped = len(token_ids) < max_tokens or token_ids[-1] in stop_token_ids
     return CallStatus.OK if stopped else CallStatus.TRUNCATED
+
+
+def summary_reserve(tokenizer: Any, max_summary_tokens: int) -> int:
+    """Return how many tokens the request for a summary and a summary of this length may take."""
+    return len(tokenizer.encode(SUMMARY_REQUEST, add_special_tokens=False)) + _TEMPLATE_TOKENS + max_summary_tokens

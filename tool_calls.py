@@ -47,7 +47,7 @@ def read_hermes_calls(reply: str) -> list[RawCall] | UnusableCall:
     bodies = _CALL_TAG.findall(text)
     if not bodies:
         if "<tool_call>" in text:
-            return UnusableCall("The tool call is not closed with </tool_call>. Write a shorter call.", "unclosed_call")
+            return UnusableCall("The tool call has no closing tag. Write a shorter call.", "unclosed_call")
         return no_call()
     calls = []
     for body in bodies:
@@ -59,8 +59,12 @@ def read_hermes_calls(reply: str) -> list[RawCall] | UnusableCall:
 
 
 def no_call() -> UnusableCall:
-    """Return the answer to a reply without a tool call."""
-    return UnusableCall(f"There was no tool call. Answer with <tool_call>{_EXAMPLE}</tool_call>.", "no_call")
+    """Return the answer to a reply without a tool call.
+
+    Free of markup: every text shown to the policy goes through `observations.defuse_markup`, which would spoil it, and
+    other chat templates than hermes have other tags.
+    """
+    return UnusableCall(f"There was no tool call. Call the tool in every turn, like {_EXAMPLE}.", "no_call")
 
 
 def _read_call_body(body: str) -> RawCall | UnusableCall:

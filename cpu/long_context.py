@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from browser_prompts import SUMMARY_REQUEST, SYSTEM_PROMPT, first_user_message, fresh_user_message
 from context_policy import ContextPolicy, action_line, summary_memory, window_memories
-from conversation import MIN_TURN_TOKENS
+from conversation import MIN_TURN_TOKENS, summary_reserve
 from cpu.practice_browser import SimulatedEpisode
 from cpu.practice_pages import observation_text
 from episode import StopReason
@@ -135,7 +135,7 @@ class LongEpisode:
         role, answer = self._run(reply)
         page = observation_text(self.episode.page)
         # A fresh context must hold the page, and what was wrong with the call too.
-        self._at_hand = f"{answer}\n{page}" if self._unusable else answer
+        self._at_hand = f"{page}\n\n{answer}" if self._unusable else answer
         return role, answer
 
     def _run(self, reply: str) -> tuple[str, str]:
@@ -159,7 +159,7 @@ class LongEpisode:
         """Add the observation to the context, or do what the context policy does where it does not fit."""
         extended = [*self.messages, {"role": role, "content": observation}]
         ids = self.rendering.prompt(extended)
-        room = self.limits.max_response - (len(ids) - self.root_tokens)
+        room = self.limits.max_response - (len(ids) - self.root_tokens) - self._reserve()
         if len(ids) <= self.limits.budget and room >= MIN_TURN_TOKENS:
             self.messages, self.prompt_ids = extended, ids
             return
@@ -173,17 +173,25 @@ class LongEpisode:
                 self.prompt_ids = self.rendering.prompt(self.messages)
                 self.summarising = True
 
+    def _reserve(self) -> int:
+        if self.limits.policy is not ContextPolicy.SUMMARY:
+            return 0
+        return summary_reserve(self.rendering.tokenizer, self.limits.max_summary)
+
     def _open_fresh(self, memories: Iterable[str]) -> None:
         self.contexts.append(self.messages)
         task = self.episode.task.question
         self._open(fresh_user_message(task, memory, self._at_hand) for memory in memories)
 
     def _open(self, contents: Iterable[str]) -> None:
-        """Start a context with the first user message that fits the longest prompt, or else with the last one."""
+        """Start a context with the first user message that fits the longest prompt, or else with the last one, uncut.
+
+        The agent loop cuts the page then; with the benchmark's limits every page of the practice site fits.
+        """
         for content in contents:
             self.messages = [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": content}]
             self.prompt_ids = self.rendering.prompt(self.messages)
-            if len(self.prompt_ids) <= self.limits.max_prompt:
+            if len(self.prompt_ids) <= min(self.limits.max_prompt, self.limits.budget):
                 break
         self.root_tokens = len(self.prompt_ids)
 

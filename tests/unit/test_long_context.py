@@ -117,13 +117,13 @@ def test_a_call_that_is_none_is_answered_as_by_the_loop_and_three_in_a_row_end_t
 
 
 def test_a_usable_call_forgives_the_unusable_ones_before_and_alone_is_in_the_ledger(rendering):
-    episode = _started(rendering, budget=60)
+    episode = _started(rendering, max_prompt=1000, max_response=40)
     for reply in ("hello", "hello", call_text({"action": "observe"}), "hello", "hello"):
         episode.take(reply)
     assert episode.stop_reason is None
     ledger, page = episode.messages[1]["content"].split("\n\nThe page now:\n")
     assert ledger.endswith("Your actions so far:\n1. observe")
-    assert page.startswith("There was no tool call") and "\nURL: " in page
+    assert page.startswith("URL: ") and "\n\nThere was no tool call" in page
 
 
 def test_of_several_calls_the_first_is_run(rendering):

@@ -53,7 +53,7 @@ def test_a_usable_call_becomes_its_action(arguments, action):
     [
         ("I am done.", "no_call", "no tool call"),
         ("", "no_call", "no tool call"),
-        ("<tool_call>{", "unclosed_call", "</tool_call>"),
+        ("<tool_call>{", "unclosed_call", "no closing tag"),
         ("<tool_call>{'name': 1}</tool_call>", "broken_json", "not valid JSON"),
         ("<tool_call></tool_call>", "broken_json", "not valid JSON"),
         ("<tool_call>" + "[" * 100_000 + "</tool_call>", "broken_json", "not valid JSON"),
