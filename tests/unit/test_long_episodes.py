@@ -1,13 +1,14 @@
 """Episodes longer than a context: what the policy reads then, what is recorded, and the rows that come of it."""
 
 import re
+from itertools import pairwise
 
 import pytest
 
 from browser_prompts import SUMMARY_REQUEST
 from episode_limits import LimitsError
 from episode_log import read_episodes
-from tests.agent_loop_harness import CLICK_ABOUT, FINISH, ROW, call
+from tests.agent_loop_harness import CLICK_ABOUT, FINISH, ROW, ScriptedPolicy, call
 
 OBSERVE = call(action="observe")
 BROKEN = "<tool_call>{broken</tool_call>"
@@ -116,6 +117,17 @@ async def test_fresh_context_after_a_failed_call_still_shows_the_page(build, env
     assert page.count("Secret code: ALPHA-42") == 1 and "\n\nThere was no tool call" in page
 
 
+async def test_answer_to_an_unusable_call_is_no_observation_of_a_window(build, environment, tokenizer, sizes):
+    prompt, turn = sizes
+    limits = {"context_policy": "window", "context_budget_tokens": prompt + 4 * turn, "window_observations": 3}
+    replies = [OBSERVE, OBSERVE, OBSERVE, "no call", OBSERVE, OBSERVE, FINISH]
+    loop, policy = build(environment, replies, 2048, **limits, **LONG)
+    outputs = await loop.run({}, **ROW)
+    fresh = text_of(tokenizer, outputs[1].prompt_ids)
+    assert fresh.count("ELEMENTS:") == 3
+    assert "There was no tool call" not in fresh
+
+
 async def test_memory_shrinks_before_the_page_is_cut(build, environment, tokenizer, sizes):
     prompt, turn = sizes
     limits = {"context_policy": "window", "context_budget_tokens": prompt + 60, "window_observations": 4}
@@ -146,6 +158,7 @@ async def test_summary_is_a_call_that_trains_and_opens_the_next_context(build, e
 async def test_summary_has_its_room_even_when_the_row_is_full(build, environment, sizes):
     prompt, turn = sizes
     limits = {"context_policy": "summary", "max_summary_tokens": 64, "max_unusable_calls": 99}
+    limits["max_tokens_per_turn"] = 400
     loop, policy = build(environment, [OBSERVE, "x" * 400], 1024, 400, **limits, **LONG)
     outputs = await loop.run({}, **ROW)
     assert len(outputs) > 1
@@ -166,6 +179,78 @@ async def test_rollout_has_no_more_rows_than_it_may(build, environment, sizes, t
     assert len(outputs) == 3
     records, _ = read_episodes(tmp_path)
     assert (records[-1]["stop_reason"], records[-1]["rows"]) == ("context_full", 3)
+
+
+async def test_calls_beyond_the_last_row_allowed_are_cut_and_counted(build, environment, tokenizer, tmp_path):
+    limits = {"retry_unusable_calls": 2, "selection_policy": "all_captured", "max_rows_per_rollout": 2}
+    loop, _ = build(environment, [CLICK_ABOUT, BROKEN, "no call", FINISH], **limits)
+    outputs = await loop.run({}, **ROW)
+    assert [trained_text(tokenizer, o).split("<|im_end|>")[:-1] for o in outputs] == [[CLICK_ABOUT, BROKEN], [FINISH]]
+    records, _ = read_episodes(tmp_path)
+    assert (records[-1]["cut_calls"], records[-1]["rows"]) == (1, 2)
+
+
+async def test_row_that_cannot_hold_the_scored_call_makes_the_rollout_invalid(build, environment, tmp_path):
+    loop, _ = build(environment, [CLICK_ABOUT, FINISH])
+    loop.response_length = 40
+    assert await loop.run({}, **ROW) == []
+    (record,), _ = read_episodes(tmp_path)
+    assert record["failure_kind"] == "rows_not_planned"
+    assert "of 512 prompt and 40 response tokens" in record["failure_evidence"]
+
+
+class AgeingPolicy(ScriptedPolicy):
+    """The weights are one version newer at every call."""
+
+    async def generate(self, *args, **kwargs):
+        output = await super().generate(*args, **kwargs)
+        version = 7 + len(self.prompts)
+        output.extra_fields = {"global_steps": version, "min_global_steps": version, "max_global_steps": version}
+        return output
+
+
+async def test_each_row_tells_the_weights_of_its_own_tokens(build, environment, sizes):
+    prompt, turn = sizes
+    limits = {"context_policy": "window", "context_budget_tokens": prompt + turn}
+    loop, policy = build(environment, [OBSERVE, OBSERVE, OBSERVE, FINISH], **limits, **LONG)
+    loop.server_manager = AgeingPolicy(policy.tokenizer, policy.replies)
+    outputs = await loop.run({}, **ROW)
+    told = [(o.extra_fields["min_global_steps"], o.extra_fields["max_global_steps"]) for o in outputs]
+    assert (told[0][0], told[-1][1]) == (8, 11)
+    assert all(newest + 1 == oldest for (_, newest), (oldest, _) in pairwise(told))
+
+
+class ShortPolicy(ScriptedPolicy):
+    """A log-probability is missing."""
+
+    async def generate(self, *args, **kwargs):
+        output = await super().generate(*args, **kwargs)
+        output.log_probs.pop()
+        return output
+
+
+async def test_missing_log_probability_is_the_engines_error(build, environment, tokenizer, tmp_path):
+    loop, _ = build(environment, [FINISH])
+    loop.server_manager = ShortPolicy(tokenizer, [FINISH])
+    assert await loop.run({}, **ROW) == []
+    records, _ = read_episodes(tmp_path)
+    assert {record["failure_kind"] for record in records} == {"engine_error"}
+    assert re.search(r"\d+ log-probs for \d+ tokens", records[0]["failure_evidence"])
+
+
+statuses_seen = []
+
+
+def see_statuses(forest):
+    statuses_seen[:] = [str(record.status) for record in forest.records]
+    return forest.kept
+
+
+async def test_selection_policy_sees_which_replies_were_cut_off(build, environment):
+    limits = {"max_tokens_per_turn": 60, "selection_policy": f"{__name__}:see_statuses"}
+    loop, _ = build(environment, [OBSERVE, "x" * 400, FINISH], **limits, **LONG)
+    await loop.run({}, **ROW)
+    assert statuses_seen == ["ok", "truncated", "ok"]
 
 
 @pytest.mark.parametrize(
