@@ -55,6 +55,12 @@ class FailureKind(StrEnum):
     REQUEST_REJECTED = "request_rejected"
     SCORING_FAILED = "scoring_failed"
     REWARD_MASKED = "reward_masked"
+    # The judge gave no verdict.
+    JUDGE_UNREACHABLE = "judge_unreachable"
+    JUDGE_REJECTED = "judge_rejected"
+    JUDGE_UNPARSEABLE = "judge_unparseable"
+    JUDGE_REFUSED = "judge_refused"
+    JUDGE_TRUNCATED = "judge_truncated"
     # Found by the agent loop.
     ENGINE_ERROR = "engine_error"
     EPISODE_DEADLINE = "episode_deadline"

@@ -6,10 +6,17 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import NewType
 from urllib.parse import urlsplit
 
 PREFIX = "NEMO_GYM_BROWSER_"
 _SWITCHES = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+
+
+Url = NewType("Url", str)
+"""A base address, without a trailing slash."""
+Secret = NewType("Secret", str)
+"""Text that no message and no `repr` shows."""
 
 
 class SettingsError(ValueError):
@@ -18,7 +25,8 @@ class SettingsError(ValueError):
 
 def _setting(variable: str, default: object, kind: type, minimum: float | None = None, why: str = ""):
     """Return a dataclass field that remembers its environment variable and the least value allowed from there."""
-    return field(default=default, metadata={"variable": variable, "kind": kind, "minimum": minimum, "why": why})
+    metadata = {"variable": variable, "kind": kind, "minimum": minimum, "why": why}
+    return field(default=default, repr=kind is not Secret, metadata=metadata)
 
 
 @dataclass(frozen=True)
@@ -29,7 +37,7 @@ class RecipeSettings:
     SettingsError naming every bad setting.
     """
 
-    environment_url: str | None = _setting("NEMO_GYM_URL", None, str)
+    environment_url: str | None = _setting("NEMO_GYM_URL", None, Url)
     """Base address of the NeMo Gym `interactive_browser` server, without a trailing slash."""
 
     seed_timeout_s: float = _setting(
@@ -68,16 +76,45 @@ class RecipeSettings:
     episode_log_dir: Path | None = _setting(f"{PREFIX}EPISODE_LOG_DIR", None, Path)
     """Folder for the episode log; None writes no log."""
 
+    judge_url: str | None = _setting(f"{PREFIX}JUDGE_URL", None, Url)
+    """Base address of the judge's OpenAI-compatible API, such as `http://HOST:8000/v1`; None: there is no judge."""
+
+    judge_model: str | None = _setting(f"{PREFIX}JUDGE_MODEL", None, str)
+    """Name of the model that judges, as the endpoint knows it."""
+
+    judge_api_key: str | None = _setting(f"{PREFIX}JUDGE_API_KEY", None, Secret)
+    """Key of the endpoint; None for one that asks for none."""
+
+    judge_timeout_s: float = _setting(f"{PREFIX}JUDGE_TIMEOUT_S", 120.0, float)
+    """Deadline of one call of the judge."""
+
+    judge_deadline_s: float = _setting(f"{PREFIX}JUDGE_DEADLINE_S", 900.0, float)
+    """How long one rollout's verdict may take, waiting for a free call and repetitions included."""
+
+    judge_concurrency: int = _setting(f"{PREFIX}JUDGE_CONCURRENCY", 8, int)
+    """Calls of the judge under way at once in one agent-loop worker."""
+
+    judge_votes: int = _setting(f"{PREFIX}JUDGE_VOTES", 1, int)
+    """Usable verdicts of which the majority decides."""
+
+    judge_evidence_tokens: int = _setting(f"{PREFIX}JUDGE_EVIDENCE_TOKENS", 6000, int)
+    """Tokens of the actions and observations that the judge is shown."""
+
     def __post_init__(self) -> None:
         problems = []
         for f in fields(self):
+            given = getattr(self, f.name)
             try:
-                value = _checked(getattr(self, f.name), f.metadata["kind"])
+                value = _checked(given, f.metadata["kind"])
             except ValueError as e:
-                problems.append(f"{f.metadata['variable']} ({f.name}) = {getattr(self, f.name)!r}: {e}")
+                problems.append(f"{f.metadata['variable']} ({f.name}) = {_shown(given, f.metadata['kind'])}: {e}")
             else:
                 # Normalised in place (trailing slash of the URL, `~` of the folder): frozen only for everyone else.
                 object.__setattr__(self, f.name, value)
+        if not problems and (self.judge_url is None) != (self.judge_model is None):
+            problems.append(
+                f"{PREFIX}JUDGE_URL and {PREFIX}JUDGE_MODEL: one is set without the other; set both or none"
+            )
         _raise_if_any(problems)
 
     @classmethod
@@ -98,7 +135,7 @@ class RecipeSettings:
             try:
                 values[f.name] = _parsed(text, f.metadata)
             except ValueError as e:
-                problems.append(f"{variable}={text!r}: {e}")
+                problems.append(f"{variable}={_shown(text, f.metadata['kind'])}: {e}")
         _raise_if_any(problems)
         return cls(**values)
 
@@ -155,10 +192,18 @@ def _parsed(text: str, metadata: Mapping) -> object:
     return value
 
 
+def _shown(value: object, kind: type) -> str:
+    return "(not shown)" if kind is Secret else repr(value)
+
+
 def _checked(value: object, kind: type) -> object:
     """Return `value` in the setting's type. Raises ValueError saying what is allowed."""
-    if kind is str:
+    if kind is Url:
         return None if value is None else _base_url(value)
+    if kind in (str, Secret):
+        if value is not None and (not isinstance(value, str) or not value or any(c.isspace() for c in value)):
+            raise ValueError("must be text without white space")
+        return value
     if kind is Path:
         return None if value is None else Path(value).expanduser()
     if kind is bool:
@@ -176,7 +221,7 @@ def _checked(value: object, kind: type) -> object:
 
 def _base_url(value: object) -> str:
     """Return the address without trailing slashes. Raises ValueError when it is no base address."""
-    example = "must be http://HOST:PORT or https://HOST[:PORT], without query or fragment"
+    example = "must be http://HOST:PORT or https://HOST[:PORT], perhaps with a path, without query or fragment"
     if not isinstance(value, str) or any(c.isspace() for c in value):
         raise ValueError(example)
     try:

@@ -153,6 +153,12 @@ TRAITS: Mapping[FailureKind, Traits] = MappingProxyType(
         FailureKind.REQUEST_REJECTED: _NO_MEASUREMENT,
         FailureKind.SCORING_FAILED: Traits(Fault.MEASUREMENT, retryable=True, fatal=True),
         FailureKind.REWARD_MASKED: Traits(Fault.MEASUREMENT, retryable=True, fatal=True),
+        # No fresh attempt: the judge is asked again with what the episode left, which needs no browser (judge.py).
+        FailureKind.JUDGE_UNREACHABLE: _NO_MEASUREMENT,
+        FailureKind.JUDGE_REJECTED: _NO_MEASUREMENT,
+        FailureKind.JUDGE_UNPARSEABLE: _NO_MEASUREMENT,
+        FailureKind.JUDGE_REFUSED: _NO_MEASUREMENT,
+        FailureKind.JUDGE_TRUNCATED: _NO_MEASUREMENT,
         FailureKind.ENGINE_ERROR: _BROKEN_ENVIRONMENT,
         # Not retryable: no time is left for another attempt.
         FailureKind.EPISODE_DEADLINE: Traits(Fault.ENVIRONMENT, retryable=False, fatal=True),
