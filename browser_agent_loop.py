@@ -1,9 +1,10 @@
 """The policy's one tool and the agent loop that drives a browser with it, registered with verl as `browser_tool_agent`.
 
 Select it with `actor_rollout_ref.rollout.agent.default_agent_loop=browser_tool_agent`. The loop owns the attempt: it
-opens a session before the first turn, runs one tool call a turn, has the environment score the episode and closes the
-session whatever happens. A rollout that the environment spoiled is tried again in a fresh session; if it stays invalid
-it returns no row or, with NEMO_GYM_BROWSER_DROP_INVALID=0, a flagged one, so that it neither trains nor votes.
+opens a session before the first turn, runs one tool call a turn, has the environment or the judge score the episode,
+and closes the session whatever happens. A rollout that the environment spoiled is tried again in a fresh session; if
+it stays invalid it returns no row or, with NEMO_GYM_BROWSER_DROP_INVALID=0, a flagged one, so that it neither trains
+nor votes.
 
 Each model call is recorded (conversation.py). When a context is full, the rollout goes on in a fresh one as
 `browser.context_policy` says; `browser.selection_policy` says which calls the training rows are made of.
@@ -17,6 +18,7 @@ from collections.abc import Iterable
 from typing import Any
 from uuid import uuid4
 
+from judge import Evidence, Judge, Outcome
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, register
 from verl.experimental.agent_loop.tool_agent_loop import ToolAgentLoop
 from verl.tools.base_tool import BaseTool
@@ -73,6 +75,7 @@ class BrowserToolAgentLoop(ToolAgentLoop):
         self.settings = RecipeSettings.from_env()
         self.settings.require_environment_url()
         self.gate = EnvironmentGate.shared(self.settings)
+        self.judge = Judge.shared(self.settings, self._count_tokens) if self.settings.judge_url else None
         self.episode_log = EpisodeLog(self.settings.episode_log_dir)
         self.added_tokens = tuple(self.tokenizer.get_added_vocab())
         remember_prefixes(self.continuous_token_builder)
@@ -89,9 +92,11 @@ class BrowserToolAgentLoop(ToolAgentLoop):
     async def run(self, sampling_params: dict[str, Any], priority: int = 0, **kwargs) -> list[AgentLoopOutput]:
         """Return the rollout's rows; of an invalid rollout no row (verl then knows nothing of it) or a flagged one.
 
-        Raises TaskError for a dataset row that is no browser task.
+        Raises TaskError for a dataset row that is no browser task, or one that needs a judge where there is none.
         """
         task = BrowserTask.from_row(kwargs)
+        if task.judged and self.judge is None:
+            raise TaskError(f"{task.rollout_name} needs a judge, and NEMO_GYM_BROWSER_JUDGE_URL is not set here")
         request_id = self._make_request_id(priority, self.rollout_config.full_determinism)
         episode, attempts = await self._run_attempts(task, sampling_params, request_id)
         await self.gate.report(RolloutReport(task.global_step, task.uid, task.rollout, episode.reward, tuple(attempts)))
@@ -146,14 +151,38 @@ class BrowserToolAgentLoop(ToolAgentLoop):
                 await self._open(episode, task, first_page)
             while episode.failure is None and episode.stop_reason is None:
                 await self._turn(episode, task)
-            if episode.failure is None:
+            if episode.failure is None and not task.judged:
                 verdict = await session.verify()
                 episode.reward, episode.failure = verdict.reward, verdict.failure
+        if episode.failure is None and task.judged:
+            await self._judge(episode, task)
         if episode.failure is None:
             episode.plan(self.limits, self.prompt_length, self.response_length)
         if episode.cut_calls:
             logger.warning("Rollout %s: %d model calls fit into no row", task.rollout_name, episode.cut_calls)
         return episode
+
+    async def _judge(self, episode: Episode, task: BrowserTask) -> None:
+        """Have the judge score the episode, whose browser is closed; without a verdict it is invalid.
+
+        The judge asks again by itself with what the episode left, so an attempt is never repeated for its sake.
+        """
+        if episode.stop_reason is StopReason.BROWSER_WRECKED:
+            episode.reward = 0.0
+            return
+        last_page, observations = defuse_markup(episode.page, self.added_tokens), episode.observations
+        if last_page not in observations[-1]:  # what the last action led to, which no further turn was shown
+            observations = [*observations, last_page]
+        evidence = Evidence(tuple(episode.ledger), tuple(observations))
+        judgement = await self.judge.score(task.question, episode.answer, evidence, task.reference_answer)
+        episode.judgement = judgement
+        if judgement.verdict.outcome is Outcome.UNUSABLE:
+            episode.failure = failure_of(judgement.verdict.kind, judgement.verdict.reason)
+        else:
+            episode.reward = float(judgement.verdict.outcome is Outcome.SUCCESS)
+
+    def _count_tokens(self, text: str) -> int:
+        return len(self.tokenizer.encode(text, add_special_tokens=False))
 
     async def _open(self, episode: Episode, task: BrowserTask, observation: str) -> None:
         """Start the first context, with the start page."""

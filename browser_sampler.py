@@ -159,22 +159,28 @@ class _Containment:
             in_a_row = f"Step {step} is the {self.bad_steps}. in a row above {self.max_invalid_share:.0%}"
             raise EnvironmentHalt(self._halt_text(in_a_row, summary))
         logger.error(
-            "Step %d: %s, more than %.0f%%; training halts after %d such steps in a row. Check the environment: "
-            "python smoke_environment.py --url %s",
+            "Step %d: %s, more than %.0f%%; training halts after %d such steps in a row. Check %s",
             step,
             summary.text(),
             100 * self.max_invalid_share,
             self.halt_after_steps,
-            self.settings.environment_url,
+            self._checks(summary),
         )
 
     def _halt_text(self, reason: str, summary: StepSummary) -> str:
         log = self.settings.episode_log_dir or "none, set NEMO_GYM_BROWSER_EPISODE_LOG_DIR"
         return (
-            f"{reason}: {summary.text()}. Training halts, the last checkpoint is intact. Check the environment with "
-            f"`python smoke_environment.py --url {self.settings.environment_url}` (episode log: {log}), then start the "
-            "same command again: it resumes from the checkpoint."
+            f"{reason}: {summary.text()}. Training halts, the last checkpoint is intact. Check {self._checks(summary)} "
+            f"(episode log: {log}), then start the same command again: it resumes from the checkpoint."
         )
+
+    def _checks(self, summary: StepSummary) -> str:
+        """Return what to run: the judge's check where it is the judge that fails, the environment's where it is not."""
+        of_judge = [kind.startswith("judge_") for kind in summary.invalid_by_kind]
+        checks = ["the judge with `python judge.py --check`"] if any(of_judge) else []
+        if not of_judge or not all(of_judge):
+            checks.append(f"the environment with `python smoke_environment.py --url {self.settings.environment_url}`")
+        return " and ".join(checks)
 
     def _session_metrics(self) -> dict[str, float]:
         counters = self._coordinator().counters()

@@ -26,6 +26,12 @@ class BrowserTask:
     rollout: int
     """Index of the rollout in its group."""
     global_step: int
+    question: str = ""
+    """The user's words, for the judge."""
+    judged: bool = False
+    """Whether the judge scores the task; if not, the environment does, by verifier_metadata."""
+    reference_answer: str | None = None
+    """What a right answer says, for the judge alone."""
 
     @property
     def rollout_name(self) -> str:
@@ -59,4 +65,7 @@ class BrowserTask:
             uid=str(row.get("uid", "")),
             rollout=int(row.get("session_id", 0)),
             global_step=int(row.get("global_steps", -1)),
+            question=str(columns.get("task") or messages[-1]["content"]),
+            judged=bool(columns.get("judged", False)),
+            reference_answer=columns.get("reference_answer") or None,
         )

@@ -7,11 +7,11 @@ In a training run:  data.custom_cls.path=pkg://dataset data.custom_cls.name=NeMo
 A column is one key of `__getitem__`'s answer and arrives under its name in the agent loop's `run(**kwargs)`:
 
     raw_prompt    [system message, user message with the task]; the agent loop appends the first observation
-    tools_kwargs  {"browser": {"initial_url", "verifier_metadata_json", "task"}}
+    tools_kwargs  {"browser": {"initial_url", "verifier_metadata_json", "task", "judged", "reference_answer"}}
     index         position of the row among all rows of all files, before any selection
     data_source   name under which validation metrics are kept
     agent_name    "browser_tool_agent"
-    reward_model  {"style": "environment", "ground_truth": ""}: the environment scores, no answer key travels
+    reward_model  {"style": "environment" or "judge", "ground_truth": ""}: the agent loop scores
     extra_info    {"index", "task_id", "split"}
     dummy_tensor  verl's trainers need one tensor in a batch
 
@@ -24,10 +24,12 @@ import argparse
 import json
 import logging
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import patches
-from rollout_rows import BrowserRow, FileRows, read_file, read_rows
+from recipe_settings import RecipeSettings
+from rollout_rows import SCORING_KEYS, BrowserRow, FileRows, RowProblem, RowsError, read_file, read_rows
 
 AGENT_NAME = "browser_tool_agent"
 
@@ -79,6 +81,8 @@ def columns(row: BrowserRow, index: int) -> dict[str, Any]:
         "initial_url": row.initial_url,
         "verifier_metadata_json": json.dumps(dict(row.verifier_metadata)),
         "task": row.task,
+        "judged": row.scoring.judged,
+        "reference_answer": row.scoring.reference_answer,
     }
     return {
         "raw_prompt": row.messages,
@@ -86,9 +90,21 @@ def columns(row: BrowserRow, index: int) -> dict[str, Any]:
         "index": index,
         "data_source": row.data_source,
         "agent_name": AGENT_NAME,
-        "reward_model": {"style": "environment", "ground_truth": ""},
+        "reward_model": {"style": "judge" if row.scoring.judged else "environment", "ground_truth": ""},
         "extra_info": {"index": index, "task_id": row.task_id, "split": row.split},
     }
+
+
+def _require_judge(rows: Sequence[BrowserRow], settings: RecipeSettings) -> None:
+    """Raise RowsError naming the first row that needs a judge, if there is none."""
+    judged = [row for row in rows if row.scoring.judged]
+    if judged and settings.judge_url is None:
+        reason = f"is missing here and in {len(judged) - 1} more rows: they need a judge, and none is configured"
+        fix = (
+            "set NEMO_GYM_BROWSER_JUDGE_URL and NEMO_GYM_BROWSER_JUDGE_MODEL and try `python judge.py --check`, or add "
+            f"a scoring spec with one of {', '.join(SCORING_KEYS)}"
+        )
+        raise RowsError((RowProblem(judged[0].file, judged[0].line, "verifier_metadata", reason, fix),))
 
 
 if __name__ == "__main__":
@@ -107,8 +123,9 @@ class NeMoGymBrowserDataset(Dataset):
     rows), takes its columns from the file and swallows errors of the chat template. Resuming needs no state here:
     the same files and `data` settings give the same rows, and the stateful dataloader keeps its own position.
 
-    Raises RowsError listing every row that cannot be trained on; ValueError when no row is left; patches.PatchError
-    in a trainer's process without the recipe's patch, since verl builds its datasets where it computes advantages.
+    Raises RowsError listing every row that cannot be trained on, those that need a judge where none is configured
+    among them; ValueError when no row is left; patches.PatchError in a trainer's process without the recipe's patch,
+    since verl builds its datasets where it computes advantages.
     """
 
     def __init__(
@@ -129,6 +146,7 @@ class NeMoGymBrowserDataset(Dataset):
         # As in RLHFDataset: a no-op for local files, a download for remote ones.
         local = [copy_to_local(str(p), config.get("cache_dir"), use_shm=config.get("use_shm", False)) for p in paths]
         self._rows = list(enumerate(read_rows(local)))
+        _require_judge([row for _, row in self._rows], RecipeSettings.from_env())
         self._select(max_samples)
         self.dropped_overlong = 0
         """Rows whose opening prompt is longer than data.max_prompt_length."""

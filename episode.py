@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from judge import Judgement
+
 from browser_task import BrowserTask
 from call_forest import CallForestError, CallStatus, Row, plan_rows, rows_for_verl
 from context_policy import action_line
@@ -16,7 +18,7 @@ from episode_limits import EpisodeLimits
 from episode_log import AttemptRecord
 from observations import Element
 from rollout_failures import Failure, FailureKind, Fault, failure_of
-from rollout_stats import AttemptReport
+from rollout_stats import AttemptReport, JudgeReport
 from row_limits import limit_rows
 from tool_calls import UnusableCall
 
@@ -69,6 +71,8 @@ class Episode:
     """The engine's own fields, among them min_global_steps and max_global_steps of the weights used."""
     stop_reason: StopReason | None = None
     reward: float | None = None
+    judgement: Judgement | None = None
+    """What the judge said of it; None if the judge was not asked."""
     failure: Failure | None = None
     lost_s: float = 0.0
     """Seconds of the rollout's deadline that its earlier attempts, all spoiled by the environment, have used up."""
@@ -196,7 +200,15 @@ class Episode:
             rows=len(self.rows),
             compactions=self.compactions,
             cut_calls=self.cut_calls,
+            judge=self._judge_report(),
         )
+
+    def _judge_report(self) -> JudgeReport | None:
+        judged = self.judgement
+        if judged is None or not judged.calls:
+            return None
+        tokens = judged.prompt_tokens + judged.completion_tokens
+        return JudgeReport(judged.calls, tokens, judged.elapsed_s, tuple(map(str, judged.unusable)))
 
     @property
     def compactions(self) -> int:
@@ -235,4 +247,8 @@ class Episode:
             rows=len(self.rows),
             prompt_tokens=sum(row.prompt_length for row in self.rows),
             response_tokens=sum(row.num_tokens - row.prompt_length for row in self.rows),
+            scored_by="judge" if task.judged else "environment",
+            judge_reason=self.judgement.verdict.reason if self.judgement else "",
+            judge_calls=self.judgement.calls if self.judgement else 0,
+            judge_s=round(self.judgement.elapsed_s, 3) if self.judgement else 0.0,
         )

@@ -64,6 +64,13 @@ class AttemptRecord:
     """Of all rows."""
     response_tokens: int = 0
     """Of all rows."""
+    scored_by: str = ""
+    """Who was to score the episode: `environment` or `judge`."""
+    judge_reason: str = ""
+    """Why the judge decided so, or why its verdict can't be used."""
+    judge_calls: int = 0
+    judge_s: float = 0.0
+    """Seconds until the verdict, waiting for a free call and repetitions included."""
 
 
 class EpisodeLog:

@@ -5,9 +5,9 @@ A row is one JSON object on one line. What is read of it:
     responses_create_params.input     the task: one user message (or a plain string), optionally after a system message
     responses_create_params.tools     function tools; the released server's five, this recipe's `browser`, or none
     responses_create_params.metadata  str -> str; `task_id` or `id`, `data_source`, `taskset` or
-                                      `web_name`, and `split` are used
+                                      `web_name`, `split`, `scored_by` and `reference_answer` are used
     initial_url                       http(s) address, or a page that the released server ships (`site/...`)
-    verifier_metadata                 the scoring spec: exactly one of SCORING_KEYS
+    verifier_metadata                 the scoring spec: exactly one of SCORING_KEYS; absent: the judge scores the task
 
 Everything else (`agent_ref`, `task_source`, sampling parameters, a task's own notes) is another program's and is left
 alone. `gym dataset collate` only counts bad rows and neither names them nor stops, so rows are checked here.
@@ -16,7 +16,7 @@ alone. `gym dataset collate` only counts bad rows and neither names them nor sto
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -24,50 +24,16 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from browser_prompts import SYSTEM_PROMPT
+from row_faults import Report, RowProblem, RowsError, absent_or, json_kind, shown
+from row_scoring import SCORING_KEYS, Scoring, scoring_of
 
-SCORING_KEYS = ("answer_equals", "final_url", "url_contains", "dom_contains")
-"""In the order in which the server looks for them; it scores the first that it finds and ignores the others.
-
-Source: nemo-gym 0.7.0, resources_servers/interactive_browser/app.py, `_score`.
-"""
+__all__ = ["SCORING_KEYS", "SERVER_TOOLS", "BrowserRow", "FileRows", "RowProblem", "RowsError", "Scoring"]
+__all__ += ["read_file", "read_rows", "start_page_problem"]
 
 SERVER_TOOLS = frozenset({"browser_observe", "browser_navigate", "browser_click", "browser_type", "browser_finish"})
 """The released server's five tools. A system prompt written for them speaks of tools that the policy does not have."""
 
 POLICY_TOOL = "browser"
-
-Report = Callable[[str, str, str], None]
-"""Takes the key, the reason and the fix of one fault of the row at hand."""
-
-
-@dataclass(frozen=True)
-class RowProblem:
-    """One fault of one row."""
-
-    file: str
-    """The file as it was named by the caller."""
-    line: int | None
-    """Line number from 1; None when the fault is the whole file's."""
-    key: str
-    """Dotted path of the key at fault; empty when there is no key to name."""
-    reason: str
-    fix: str
-
-    def __str__(self) -> str:
-        place = self.file if self.line is None else f"{self.file}:{self.line}"
-        return f"{place}: {self.key + ': ' if self.key else ''}{self.reason}. Fix: {self.fix}."
-
-
-class RowsError(ValueError):
-    """Rows that cannot be trained on. `args[0]` holds every RowProblem, so that the error pickles through Ray."""
-
-    @property
-    def problems(self) -> tuple[RowProblem, ...]:
-        """Every fault, in the order of files and lines."""
-        return self.args[0]
-
-    def __str__(self) -> str:
-        return f"{len(self.problems)} problem(s) in the rollout rows:\n" + "\n".join(f"  {p}" for p in self.problems)
 
 
 @dataclass(frozen=True)
@@ -80,9 +46,7 @@ class BrowserRow:
     """The user's words, unchanged."""
     system_prompt: str
     initial_url: str
-    scoring_key: str
-    """One of SCORING_KEYS."""
-    scoring_value: str
+    scoring: Scoring
     task_id: str
     """From the metadata, else `<file name>:<line>`."""
     data_source: str
@@ -97,8 +61,8 @@ class BrowserRow:
 
     @property
     def verifier_metadata(self) -> Mapping[str, str]:
-        """The scoring spec as the server takes it."""
-        return MappingProxyType({self.scoring_key: self.scoring_value})
+        """The scoring spec as the server takes it; empty for a judged task."""
+        return MappingProxyType(self.scoring.spec)
 
 
 @dataclass(frozen=True)
@@ -111,8 +75,8 @@ class FileRows:
 
     @property
     def scored_by(self) -> dict[str, int]:
-        """Number of good rows by scoring key."""
-        return dict(sorted(Counter(row.scoring_key for row in self.rows).items()))
+        """Number of good rows by scoring key, or `judge`."""
+        return dict(sorted(Counter(row.scoring.scored_by for row in self.rows).items()))
 
     @property
     def data_sources(self) -> dict[str, int]:
@@ -177,7 +141,7 @@ def _json_object(raw: bytes, report: Report) -> dict[str, Any] | None:
         report("", f"is not JSON ({e})", "write each task as one JSON object on one line")
         return None
     if not isinstance(obj, dict):
-        report("", f"is a JSON {_kind(obj)}, not an object", "write each task as one JSON object on one line")
+        report("", f"is a JSON {json_kind(obj)}, not an object", "write each task as one JSON object on one line")
         return None
     return obj
 
@@ -205,7 +169,7 @@ def _row(obj: dict[str, Any], file: str, line: int, report: Report) -> BrowserRo
 
     params = obj.get("responses_create_params")
     if not isinstance(params, dict):
-        counted("responses_create_params", _absent_or(obj, "responses_create_params", "an object"), "add it")
+        counted("responses_create_params", absent_or(obj, "responses_create_params", "an object"), "add it")
         params = None
     system = task = None
     metadata: dict[str, str] = {}
@@ -215,7 +179,7 @@ def _row(obj: dict[str, Any], file: str, line: int, report: Report) -> BrowserRo
             system = None
         metadata = _metadata(params, counted)
     initial_url = _initial_url(obj, counted)
-    scoring = _scoring(obj, counted)
+    scoring = scoring_of(obj, metadata, counted)
     if faults:
         return None
     return BrowserRow(
@@ -224,8 +188,7 @@ def _row(obj: dict[str, Any], file: str, line: int, report: Report) -> BrowserRo
         task=task,
         system_prompt=SYSTEM_PROMPT if system is None else system,
         initial_url=initial_url,
-        scoring_key=scoring[0],
-        scoring_value=scoring[1],
+        scoring=scoring,
         task_id=metadata.get("task_id") or metadata.get("id") or f"{Path(file).name}:{line}",
         data_source=_data_source(metadata, initial_url),
         split=metadata.get("split", ""),
@@ -241,12 +204,12 @@ def _messages(params: dict[str, Any], report: Report) -> tuple[str | None, str |
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]
     if not isinstance(given, list) or not given:
-        report(key, _absent_or(params, "input", "a list of messages"), "give one user message that states the task")
+        report(key, absent_or(params, "input", "a list of messages"), "give one user message that states the task")
         return None, None
     roles = [m.get("role") if isinstance(m, dict) else None for m in given]
     if [r for r in roles if r not in ("system", "developer")] != ["user"] or roles[-1] != "user" or len(roles) > 2:
         want = "the episode opens with at most one system message and then exactly one user message"
-        report(key, f"has the roles {_shown(roles)}; {want}", "merge or drop the other messages")
+        report(key, f"has the roles {shown(roles)}; {want}", "merge or drop the other messages")
         return None, None
     texts = [_text(m, f"{key}[{i}].content", report) for i, m in enumerate(given)]
     return (texts[0] if len(texts) == 2 else None), texts[-1]
@@ -262,7 +225,7 @@ def _text(message: dict[str, Any], key: str, report: Report) -> str | None:
             return None
         content = "".join(parts)
     if not isinstance(content, str) or not content.strip():
-        report(key, _absent_or(message, "content", "text that is not blank"), "write the text, or drop the row")
+        report(key, absent_or(message, "content", "text that is not blank"), "write the text, or drop the row")
         return None
     return content
 
@@ -272,14 +235,14 @@ def _tool_names(params: dict[str, Any], report: Report) -> set[str]:
     key = "responses_create_params.tools"
     tools = params.get("tools") or []
     if not isinstance(tools, list) or not all(isinstance(t, dict) for t in tools):
-        report(key, f"is {_shown(tools)}, not a list of function tools", "correct it, or drop the key")
+        report(key, f"is {shown(tools)}, not a list of function tools", "correct it, or drop the key")
         return set()
     # The chat-completions form keeps the name one level lower.
     functions = [t["function"] if isinstance(t.get("function"), dict) else t for t in tools]
     names = {str(f.get("name")) for f in functions}
     others = sorted(names - SERVER_TOOLS - {POLICY_TOOL})
     if others:
-        report(key, f"names {_shown(others)}, which the policy does not have", "drop them: its one tool is `browser`")
+        report(key, f"names {shown(others)}, which the policy does not have", "drop them: its one tool is `browser`")
     return names
 
 
@@ -287,7 +250,7 @@ def _metadata(params: dict[str, Any], report: Report) -> dict[str, str]:
     metadata = params.get("metadata") or {}
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
         key = "responses_create_params.metadata"
-        report(key, f"is {_shown(metadata)}, not an object of strings", "write every value as a string")
+        report(key, f"is {shown(metadata)}, not an object of strings", "write every value as a string")
         return {}
     return metadata
 
@@ -300,7 +263,7 @@ def _data_source(metadata: dict[str, str], initial_url: str) -> str:
 def _initial_url(obj: dict[str, Any], report: Report) -> str | None:
     key, url = "initial_url", obj.get("initial_url")
     if not isinstance(url, str) or not url.strip():
-        report(key, _absent_or(obj, key, "an address"), "name the task's start page, https://... (about:blank is none)")
+        report(key, absent_or(obj, key, "an address"), "name the task's start page, https://... (about:blank is none)")
         return None
     problem = start_page_problem(url)
     if problem:
@@ -311,88 +274,17 @@ def _initial_url(obj: dict[str, Any], report: Report) -> str | None:
 def start_page_problem(url: str) -> tuple[str, str] | None:
     """Return why no episode should start at this address, and the fix; None for a usable start page."""
     if re.search(r"[\s\x00-\x1f]", url):
-        return f"{_shown(url)} holds white space", "drop it, or write %20"
+        return f"{shown(url)} holds white space", "drop it, or write %20"
     if re.match(r"https?:", url):
         try:
             parts = urlsplit(url)
             usable = parts.hostname and (parts.port is None or parts.port > 0)
         except ValueError:  # a broken bracket or port
             usable = False
-        return None if usable else (f"{_shown(url)} names no usable host", "write https://HOST/PATH")
+        return None if usable else (f"{shown(url)} names no usable host", "write https://HOST/PATH")
     # Any other text without a scheme is a file beside the server's code (its data among them), and a forgotten
     # https:// would only show as a failed seed on a node that is already paid for.
     if url.startswith("site/") and ".." not in url.split("/"):
         return None
     fix = "write https://HOST/PATH, or site/PAGE.html for a page that the released server ships"
-    return f"{_shown(url)} is neither an http(s) address nor a page of the server's site/ folder", fix
-
-
-def _scoring(obj: dict[str, Any], report: Report) -> tuple[str, str] | None:
-    """Return the one scoring key and its value.
-
-    Several keys are refused although the server's order is fixed: it scores the first and ignores the others, while
-    a row with two reads as if both had to hold.
-    """
-    key, spec = "verifier_metadata", obj.get("verifier_metadata")
-    stray = [k for k in SCORING_KEYS if k in obj]
-    for name in stray:
-        report(name, "stands beside verifier_metadata, where the server does not look", f"move it to {key}.{name}")
-    if spec is None:
-        if not stray:
-            reason = "is missing: such a row needs an LLM judge, and this recipe has none yet"
-            report(key, reason, f"add a scoring spec with one of {', '.join(SCORING_KEYS)}, or drop the row")
-        return None
-    if not isinstance(spec, dict):
-        report(key, f"is {_shown(spec)}, not an object", f"write an object with one of {', '.join(SCORING_KEYS)}")
-        return None
-    unknown = sorted(set(spec) - set(SCORING_KEYS))
-    for name in unknown:
-        report(f"{key}.{name}", "is no scoring key of the server", f"use one of {', '.join(SCORING_KEYS)}, or drop it")
-    present = [k for k in SCORING_KEYS if k in spec]
-    if not present:
-        if not unknown:
-            report(key, "has no scoring key: the server answers 500", f"add one of {', '.join(SCORING_KEYS)}")
-        return None
-    if len(present) > 1:
-        reason = f"has {' and '.join(present)}: the server scores {present[0]} alone and ignores the rest"
-        report(key, reason, "keep the one that decides")
-    checked = [_scoring_value(k, spec[k], report) for k in present]
-    return present[0], checked[0]
-
-
-def _scoring_value(name: str, value: Any, report: Report) -> str:
-    """Return the value of one scoring key, reporting what the server would score as always or never solved."""
-    key = f"verifier_metadata.{name}"
-    if not isinstance(value, str):
-        report(key, f"is {_shown(value)}, a {_kind(value)}, not a string", "write it in quotes, or drop the key")
-    elif not value.strip():
-        report(key, "is blank: the score would not depend on what the policy does", "write what has to be found")
-    elif name == "final_url" and not _reachable_address(value):
-        fix = "write the full address as a browser shows it (a bare host ends in /), or use url_contains"
-        report(key, f"{_shown(value)} never equals a page's address", fix)
-    return value
-
-
-def _reachable_address(url: str) -> bool:
-    """Return whether a browser could ever show this very address."""
-    match = re.match(r"([a-z][a-z0-9+.-]*):(.*)", url, flags=re.DOTALL)
-    if not match or re.search(r"\s", url):
-        return False
-    return match[1] not in ("http", "https") or re.match(r"//[^/?#]+/", match[2]) is not None
-
-
-def _absent_or(obj: dict[str, Any], key: str, wanted: str) -> str:
-    return f"is {_shown(obj[key])}, not {wanted}" if key in obj else "is missing"
-
-
-def _shown(value: Any) -> str:
-    """Return the value as JSON, cut to a length that leaves an error line readable."""
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 80 else text[:77] + "..."
-
-
-def _kind(value: Any) -> str:
-    """Return JSON's name for the value's type."""
-    if value is None or isinstance(value, bool):
-        return "null" if value is None else "boolean"
-    return {dict: "object", list: "array", str: "string"}.get(type(value), "number")
+    return f"{shown(url)} is neither an http(s) address nor a page of the server's site/ folder", fix

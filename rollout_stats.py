@@ -13,6 +13,18 @@ from rollout_failures import Fault
 
 
 @dataclass(frozen=True)
+class JudgeReport:
+    """What the verdict on one attempt took."""
+
+    calls: int
+    tokens: int
+    """Prompt and completion tokens of all calls, as the endpoint counted them."""
+    elapsed_s: float
+    unusable: tuple[str, ...]
+    """Failure kind of each call that gave no verdict."""
+
+
+@dataclass(frozen=True)
 class AttemptReport:
     """One attempt at a rollout."""
 
@@ -29,6 +41,8 @@ class AttemptReport:
     """How often the policy went on in a fresh context."""
     cut_calls: int = 0
     """Model calls that train nowhere because of the limits of rows."""
+    judge: JudgeReport | None = None
+    """None if the judge was not called."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +89,8 @@ class StepSummary:
     """Fresh contexts of the valid rollouts, the first of each not counted."""
     cut_calls: int
     """Model calls of the valid rollouts that train nowhere because of the limits of rows."""
+    judged: tuple[JudgeReport, ...] = ()
+    """Of all attempts that the judge was called for."""
 
     @property
     def invalid(self) -> int:
@@ -105,6 +121,7 @@ class StepSummary:
             rows=sum(attempt.rows for attempt in measured),
             compactions=sum(attempt.compactions for attempt in measured),
             cut_calls=sum(attempt.cut_calls for attempt in measured),
+            judged=tuple(attempt.judge for attempt in attempts if attempt.judge is not None),
         )
 
     def metrics(self, prefix: str = "browser") -> dict[str, float]:
@@ -131,7 +148,23 @@ class StepSummary:
         failures = sum(self.environment_failures_after.values())
         for action, count in self.environment_failures_after.items():
             metrics[f"{prefix}/environment_failures_after/{action}"] = count / failures
-        return metrics
+        return metrics | self._judge_metrics(f"{prefix}/judge")
+
+    def _judge_metrics(self, prefix: str) -> dict[str, float]:
+        """Return the metrics of the judge; none if it was not called."""
+        if not self.judged:
+            return {}
+        calls = sum(judge.calls for judge in self.judged)
+        unusable = Counter(kind for judge in self.judged for kind in judge.unusable)
+        metrics = {
+            f"{prefix}/episodes": float(len(self.judged)),
+            f"{prefix}/calls": float(calls),
+            f"{prefix}/tokens": float(sum(judge.tokens for judge in self.judged)),
+            f"{prefix}/latency_s/mean": sum(judge.elapsed_s for judge in self.judged) / len(self.judged),
+            f"{prefix}/latency_s/max": max(judge.elapsed_s for judge in self.judged),
+            f"{prefix}/unusable_share": unusable.total() / calls,
+        }
+        return metrics | {f"{prefix}/unusable_share/{kind}": count / calls for kind, count in unusable.items()}
 
     def text(self) -> str:
         """Return the counts in words, for a message."""

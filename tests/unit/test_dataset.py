@@ -86,6 +86,8 @@ def test_verl_builds_this_very_class_and_a_row_has_all_columns(write_rows):
                 "initial_url": "site/index.html",
                 "verifier_metadata_json": '{"answer_equals": "ALPHA-42"}',
                 "task": "task 0",
+                "judged": False,
+                "reference_answer": "",
             }
         },
         "index": 0,
@@ -117,8 +119,32 @@ def test_several_files_make_one_index_and_their_scoring_specs_stay_apart_in_a_ba
 
 
 def test_a_bad_row_stops_the_run_before_it_starts(write_rows):
-    with pytest.raises(RowsError, match="needs an LLM judge"):
-        build([write_rows(2), write_rows(2, "judge.jsonl", verifier_metadata=None)])
+    with pytest.raises(RowsError, match="neither the environment nor the judge"):
+        build([write_rows(2), write_rows(2, "unscored.jsonl", verifier_metadata={})])
+
+
+def test_judged_rows_are_loaded_where_a_judge_is_configured_and_refused_where_none_is(write_rows, monkeypatch):
+    files = [write_rows(2), write_rows(3, "judged.jsonl", verifier_metadata=None)]
+    with pytest.raises(
+        RowsError, match=r"judged.jsonl:1: verifier_metadata: is missing here and in 2 more rows.*JUDGE_URL"
+    ):
+        build(files)
+    monkeypatch.setenv("NEMO_GYM_BROWSER_JUDGE_URL", "http://127.0.0.1:1/v1")
+    monkeypatch.setenv("NEMO_GYM_BROWSER_JUDGE_MODEL", "judge")
+    dataset = build(files)
+    styles = [dataset[i]["reward_model"]["style"] for i in range(len(dataset))]
+    assert styles == ["environment"] * 2 + ["judge"] * 3
+
+
+def test_reference_answer_reaches_the_judges_column_and_no_message(write_rows, monkeypatch):
+    from browser_task import BrowserTask
+
+    metadata = {"reference_answer": "42 EUR"}
+    (row,) = read_rows([write_rows(1, verifier_metadata=None, responses_create_params__metadata=metadata)])
+    made = columns(row, 0)
+    task = BrowserTask.from_row(made)
+    assert (task.judged, task.reference_answer, task.question) == (True, "42 EUR", "task 0")
+    assert "42" not in str(made["raw_prompt"])
 
 
 @pytest.mark.parametrize("max_samples", [-1, 0, 10, 11])

@@ -121,6 +121,20 @@ def test_each_scoring_key_alone_is_taken(rows_file, key):
     assert dict(one(rows_file(a_row(verifier_metadata={key: value}))).verifier_metadata) == {key: value}
 
 
+@pytest.mark.parametrize("spec", [ABSENT, None], ids=["absent", "null"])
+@pytest.mark.parametrize(
+    ("metadata", "reference"),
+    [({}, ""), ({"scored_by": "judge"}, ""), ({"reference_answer": "42 EUR"}, "42 EUR")],
+    ids=["silent", "scored-by", "reference"],
+)
+def test_a_row_without_a_spec_is_judged(rows_file, spec, metadata, reference):
+    path = rows_file(a_row(verifier_metadata=spec, responses_create_params__metadata=metadata))
+    row = one(path)
+    assert (row.scoring.judged, dict(row.verifier_metadata), row.scoring.reference_answer) == (True, {}, reference)
+    assert read_file(path).scored_by == {"judge": 1}
+    assert "42" not in str(row.messages)
+
+
 INPUT = "responses_create_params.input"
 FAULTS = {
     "no-params": ({"responses_create_params": ABSENT}, "responses_create_params", "is missing"),
@@ -165,10 +179,28 @@ FAULTS = {
     "no-host": ({"initial_url": "https:///path"}, "initial_url", "names no usable host"),
     "bad-port": ({"initial_url": "http://host:port/"}, "initial_url", "names no usable host"),
     "space": ({"initial_url": "https://example.com/a b"}, "initial_url", "white space"),
-    "no-spec": ({"verifier_metadata": ABSENT}, "verifier_metadata", "needs an LLM judge, and this recipe has none yet"),
-    "null-spec": ({"verifier_metadata": None}, "verifier_metadata", "needs an LLM judge"),
+    "no-spec-for-the-environment": (
+        {"verifier_metadata": ABSENT, "responses_create_params__metadata": {"scored_by": "environment"}},
+        "verifier_metadata",
+        "the metadata says that the environment scores the task",
+    ),
+    "scored-by-nobody": (
+        {"responses_create_params__metadata": {"scored_by": "me"}},
+        "responses_create_params.metadata.scored_by",
+        'is "me"',
+    ),
+    "spec-and-judge": (
+        {"responses_create_params__metadata": {"scored_by": "judge"}},
+        "responses_create_params.metadata.scored_by",
+        "a task is scored by one of them",
+    ),
+    "spec-and-reference-answer": (
+        {"responses_create_params__metadata": {"reference_answer": "42"}},
+        "responses_create_params.metadata.reference_answer",
+        "a task is scored by one of them",
+    ),
     "text-spec": ({"verifier_metadata": "x"}, "verifier_metadata", "not an object"),
-    "empty-spec": ({"verifier_metadata": {}}, "verifier_metadata", "no scoring key"),
+    "empty-spec": ({"verifier_metadata": {}}, "verifier_metadata", "neither the environment nor the judge"),
     "misspelled": ({"verifier_metadata": {"answer_equal": "x"}}, "verifier_metadata.answer_equal", "no scoring key"),
     "extra-key": (
         {"verifier_metadata": {"answer_equals": "x", "id": "1"}},
@@ -218,7 +250,7 @@ def test_a_flat_scoring_key_without_a_spec_is_told_where_to_go_and_not_sent_to_t
 
 def test_all_faults_of_all_files_are_listed_in_one_error(rows_file):
     first = rows_file(a_row(initial_url=ABSENT, verifier_metadata={}), a_row(), a_row(initial_url=3), name="1.jsonl")
-    second = rows_file(a_row(verifier_metadata=ABSENT), name="2.jsonl")
+    second = rows_file(a_row(verifier_metadata=3), name="2.jsonl")
     with pytest.raises(RowsError) as error:
         read_rows([first, second, "missing.jsonl"])
     assert [(p.file, p.line, p.key) for p in error.value.problems] == [
