@@ -139,11 +139,11 @@ def test_judged_rows_are_loaded_where_a_judge_is_configured_and_refused_where_no
 def test_reference_answer_reaches_the_judges_column_and_no_message(write_rows, monkeypatch):
     from browser_task import BrowserTask
 
-    metadata = {"reference_answer": "42 EUR"}
-    (row,) = read_rows([write_rows(1, verifier_metadata=None, responses_create_params__metadata=metadata)])
+    params = {"input": "How much is it?", "metadata": {"reference_answer": "42 EUR"}}
+    (row,) = read_rows([write_rows(1, verifier_metadata=None, responses_create_params=params)])
     made = columns(row, 0)
     task = BrowserTask.from_row(made)
-    assert (task.judged, task.reference_answer, task.question) == (True, "42 EUR", "task 0")
+    assert (task.judged, task.reference_answer, task.question) == (True, "42 EUR", "How much is it?")
     assert "42" not in str(made["raw_prompt"])
 
 
