@@ -3,7 +3,7 @@
 import pytest
 
 from rollout_failures import TRAITS, FailureKind
-from rollout_stats import AttemptReport, RolloutReport, StepSummary
+from rollout_stats import AttemptReport, JudgeReport, RolloutReport, StepSummary
 
 
 def failed(kind: FailureKind, last_action: str = "seed") -> AttemptReport:
@@ -71,3 +71,22 @@ def test_a_step_without_a_valid_rollout_has_no_mean_reward():
 
 def test_no_report_is_no_failure():
     assert StepSummary.of([]).invalid_share == 0.0
+
+
+def test_judges_calls_are_counted_over_all_attempts_and_its_failures_by_kind():
+    once = AttemptReport("", "", "click", 3, rows=1, judge=JudgeReport(1, 900, 2.0, ()))
+    thrice = AttemptReport("judge_truncated", "", "click", 3, judge=JudgeReport(3, 2700, 9.0, ("judge_truncated",) * 3))
+    metrics = StepSummary.of([report(1.0, once), report(None, thrice), report(0.0, VALID)]).metrics()
+    assert {k: v for k, v in metrics.items() if k.startswith("browser/judge/")} == {
+        "browser/judge/episodes": 2.0,
+        "browser/judge/calls": 4.0,
+        "browser/judge/tokens": 3600.0,
+        "browser/judge/latency_s/mean": 5.5,
+        "browser/judge/latency_s/max": 9.0,
+        "browser/judge/unusable_share": 0.75,
+        "browser/judge/unusable_share/judge_truncated": 0.75,
+    }
+
+
+def test_without_a_judge_there_are_no_metrics_of_one():
+    assert not [name for name in StepSummary.of(REPORTS).metrics() if "judge" in name]
