@@ -8,7 +8,7 @@ from browser_prompts import SUMMARY_REQUEST
 from context_policy import ContextPolicy
 from cpu.demonstrations import FLAWLESS
 from cpu.long_context import ContextLimits, LongEpisode, Rendering
-from cpu.long_demonstrations import build_long_tokenizer, call_text, play_long
+from cpu.long_demonstrations import LongDemonstrations, build_long_tokenizer, call_text, play_long
 from cpu.long_evaluation import long_figures, play_long_policy, success_over_tasks
 from cpu.long_tasks import make_orders
 from cpu.policy_tokenizer import tool_schema
@@ -165,6 +165,28 @@ def test_an_untrained_policy_plays_to_an_end_and_fails(rendering, policy):
     played = play_long_policy(model, rendering, ORDERS[:2], BASE_URL, limits)
     assert [one.episode.reward for one in played] == [0.0, 0.0]
     assert all(one.stop_reason in ("unusable_calls", "context_full", "max_turns") for one in played)
+
+
+def test_the_policys_end_of_turn_is_no_part_of_its_message(rendering, monkeypatch):
+    ids = rendering.tokenizer.encode("hello<|im_end|>", add_special_tokens=False)
+    monkeypatch.setattr(
+        "cpu.long_evaluation.sample_replies", lambda model, tokenizer, prompts, *_: [ids for _ in prompts]
+    )
+    (one,) = play_long_policy(None, rendering, ORDERS[:1], BASE_URL, ContextLimits(max_turns=2))
+    assert {m["content"] for m in one.contexts[-1] if m["role"] == "assistant"} == {"hello"}
+
+
+def test_the_experts_notes_say_what_is_bought_and_what_is_left(rendering):
+    last = _played(rendering, policy="summary").contexts[-1][1]["content"]
+    first, second, third = ORDERS[0].wanted
+    assert f"\nbought {first}, then {second}, left {third}\n" in last or f"\nbought {first}, left {second}, " in last
+
+
+def test_demonstrations_hold_contexts_of_one_turn_and_of_many(rendering):
+    demonstrations = LongDemonstrations(rendering.tokenizer, SCHEMA)
+    rng = random.Random(0)
+    turns = {sum(m["role"] == "assistant" for m in demonstrations(FLAWLESS, rng)) for _ in range(60)}
+    assert 1 in turns and max(turns) >= 4
 
 
 def test_a_policy_for_long_episodes_is_built_reused_and_evaluated(tmp_path, capsys):

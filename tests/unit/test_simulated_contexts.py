@@ -73,7 +73,7 @@ async def rolled_out(order, limits, rendering, replies, base_config, folder):
 
 
 @pytest.mark.parametrize("policy", list(ContextPolicy))
-@pytest.mark.parametrize(("budget", "window"), [(ContextLimits().budget, 1), (260, 2), (200, 1)])
+@pytest.mark.parametrize(("budget", "window"), [(ContextLimits().budget, 1), (260, 2), (200, 2)])
 async def test_engine_reads_in_the_loop_what_the_simulator_shows(
     rendering, base_config, monkeypatch, tmp_path, policy, budget, window
 ):
