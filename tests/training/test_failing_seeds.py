@@ -7,31 +7,23 @@ import json
 import math
 import os
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from cpu.practice_tasks import write_rows
-from cpu.training_run import REPO_ROOT, RunFolder, TrainingRun
+from cpu.training_run import RunFolder
 from episode_log import read_episodes
-from tests.practice_environment import TRAIN_SITE, VALIDATION_SITE, PracticeEnvironment
+from tests.practice_environment import PracticeEnvironment
+from tests.whole_training import new_folder, train_to_the_end
 
 pytestmark = [pytest.mark.training, pytest.mark.timeout(900)]
 
-TRAINING_TIMEOUT_S = 600
 FAILING = 0.91
 STEPS, PROMPTS, ROLLOUTS = 2, 3, 16
 
 
 def train(folder, url, drop_invalid, *overrides, max_open=32, while_running=lambda training: None) -> int:
     """Train to the end and return the exit code; nothing is left running."""
-    policy = REPO_ROOT / "runs" / "policy-for-tests"
-    subprocess.run([sys.executable, "-m", "cpu.small_policy", "--output", policy], cwd=REPO_ROOT, check=True)
-    write_rows(folder.train_rows, folder.root / "data" / "unused.jsonl", TRAIN_SITE)
-    write_rows(folder.root / "data" / "unused.jsonl", folder.validation_rows, VALIDATION_SITE)
     settings = {
         "NEMO_GYM_BROWSER_DROP_INVALID": str(int(drop_invalid)),
         "NEMO_GYM_BROWSER_MAX_OPEN_SESSIONS": str(max_open),
@@ -40,7 +32,6 @@ def train(folder, url, drop_invalid, *overrides, max_open=32, while_running=lamb
         "NEMO_GYM_BROWSER_OUTAGE_PATIENCE_S": "5",
     }
     overrides = [
-        f"actor_rollout_ref.model.path={policy}",
         f"trainer.total_training_steps={STEPS}",
         f"data.train_batch_size={PROMPTS}",
         f"actor_rollout_ref.rollout.n={ROLLOUTS}",
@@ -51,17 +42,7 @@ def train(folder, url, drop_invalid, *overrides, max_open=32, while_running=lamb
         "trainer.v1.sampler.sampler_kwargs.max_invalid_share=1.0",
         *overrides,
     ]
-    training = TrainingRun(folder, url, seed=0, overrides=overrides, extra_environment=settings)
-    deadline = time.monotonic() + TRAINING_TIMEOUT_S
-    try:
-        training.start()
-        while training.tree.exit_code is None and time.monotonic() < deadline:
-            while_running(training)
-            time.sleep(0.5)
-        assert training.tree.exit_code is not None, f"still running: {training.tree.log_tail()} (log: {folder.log})"
-        return training.tree.exit_code
-    finally:
-        training.stop()
+    return train_to_the_end(folder, url, overrides, settings, while_running)
 
 
 def process_name(pid: int) -> str:
@@ -75,8 +56,7 @@ def process_name(pid: int) -> str:
 @pytest.fixture(scope="module", params=["dropped", "flagged"])
 def run(request, tmp_path_factory):
     """The finished run's folder and its mode."""
-    folder = RunFolder(tmp_path_factory.mktemp(request.param))
-    folder.train_rows.parent.mkdir(parents=True)
+    folder = new_folder(tmp_path_factory.mktemp(request.param))
     with PracticeEnvironment(FAILING, failing_first=PROMPTS * ROLLOUTS) as environment:
         validate = ["data.val_max_samples=4", "trainer.test_freq=2"]
         exit_code = train(folder, environment.url, request.param == "dropped", *validate)
@@ -153,8 +133,7 @@ def test_the_validation_reports_both_rates(run):
 
 
 def test_an_environment_that_goes_away_halts_training_with_the_checkpoint_intact(tmp_path):
-    folder = RunFolder(tmp_path)
-    folder.train_rows.parent.mkdir(parents=True)
+    folder = new_folder(tmp_path)
     with PracticeEnvironment() as environment:
 
         def stop_after_the_first_step(training):
@@ -173,8 +152,7 @@ def test_an_environment_that_goes_away_halts_training_with_the_checkpoint_intact
 
 
 def test_a_killed_agent_loop_worker_ends_training_instead_of_leaving_it_to_wait(tmp_path):
-    folder = RunFolder(tmp_path)
-    folder.train_rows.parent.mkdir(parents=True)
+    folder = new_folder(tmp_path)
     killed = []
 
     def kill_the_worker(training):

@@ -6,23 +6,19 @@ verl's V1 trainer, Ray and vLLM are real; the environment is the fake one, which
 import json
 import math
 import statistics
-import subprocess
-import sys
-import time
 from collections import defaultdict
 
 import pytest
 
-from cpu.practice_tasks import write_rows
-from cpu.training_run import REPO_ROOT, RunFolder, TrainingRun
+from cpu.training_run import RunFolder
 from episode_log import read_episodes
 from tests.own_selection import TRACE_FOLDER
-from tests.practice_environment import TRAIN_SITE, VALIDATION_SITE, PracticeEnvironment
+from tests.practice_environment import PracticeEnvironment
 from tests.recording_sampler import BATCHES_FILE
+from tests.whole_training import new_folder, train_to_the_end
 
 pytestmark = [pytest.mark.training, pytest.mark.timeout(900)]
 
-TRAINING_TIMEOUT_S = 800
 STEPS, PROMPTS, ROLLOUTS, MINI_BATCH, EPOCHS = 2, 4, 5, 2, 3
 # A turn takes about 50 tokens of the small policy's vocabulary: rollouts of three turns and more need a fresh context.
 CONTEXT = {
@@ -38,14 +34,8 @@ CONTEXT = {
 @pytest.fixture(scope="module", params=list(CONTEXT))
 def run(request, tmp_path_factory):
     """The finished run's folder and the recorded batches."""
-    folder = RunFolder(tmp_path_factory.mktemp(request.param))
-    folder.train_rows.parent.mkdir(parents=True)
-    policy = REPO_ROOT / "runs" / "policy-for-tests"
-    subprocess.run([sys.executable, "-m", "cpu.small_policy", "--output", policy], cwd=REPO_ROOT, check=True)
-    write_rows(folder.train_rows, folder.root / "data" / "unused.jsonl", TRAIN_SITE)
-    write_rows(folder.root / "data" / "unused.jsonl", folder.validation_rows, VALIDATION_SITE)
+    folder = new_folder(tmp_path_factory.mktemp(request.param))
     overrides = [
-        f"actor_rollout_ref.model.path={policy}",
         f"trainer.total_training_steps={STEPS}",
         f"data.train_batch_size={PROMPTS}",
         f"actor_rollout_ref.rollout.n={ROLLOUTS}",
@@ -65,15 +55,8 @@ def run(request, tmp_path_factory):
     trace.mkdir()
     settings = {"NEMO_GYM_BROWSER_DROP_INVALID": "1", BATCHES_FILE: str(batches), TRACE_FOLDER: str(trace)}
     with PracticeEnvironment() as environment:
-        training = TrainingRun(folder, environment.url, seed=0, overrides=overrides, extra_environment=settings)
-        deadline = time.monotonic() + TRAINING_TIMEOUT_S
-        try:
-            training.start()
-            while training.tree.exit_code is None and time.monotonic() < deadline:
-                time.sleep(0.5)
-            assert training.tree.exit_code == 0, f"{training.tree.log_tail()} (log: {folder.log})"
-        finally:
-            training.stop()
+        exit_code = train_to_the_end(folder, environment.url, overrides, settings)
+    assert exit_code == 0, folder.log.read_text()[-3000:]
     return folder, [json.loads(line) for line in batches.read_text().splitlines()]
 
 
