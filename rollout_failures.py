@@ -194,11 +194,11 @@ def classify_status(status: int, body: str, context: CallContext, retry_after: s
     """Return the failure behind an HTTP answer whose status is not 200; `retry_after` is that header's text."""
     text = " ".join(f"{status} {body}".split())
     failure = failure_of(_look_up(Channel.STATUS, text, context), f"{context.call}: HTTP {text}")
-    wait_s = _seconds_to_wait(retry_after) if failure.retryable else None
+    wait_s = seconds_to_wait(retry_after) if failure.retryable else None
     return failure if wait_s is None else replace(failure, retry_after_s=wait_s)
 
 
-def _seconds_to_wait(retry_after: str | None) -> float | None:
+def seconds_to_wait(retry_after: str | None) -> float | None:
     """Return the seconds that a Retry-After header asks for, or None where it says nothing that can be read.
 
     Source: RFC 9110, section 10.2.3: a number of seconds or an HTTP date.
