@@ -13,7 +13,7 @@ from enum import StrEnum
 
 from rollout_rows import RowProblem
 from task_columns import Task
-from task_dates import RELATIVE_WORDS, TextDates, find_dates, shift_dates
+from task_dates import TextDates, find_dates, names_relative_time, shift_dates
 
 
 class Reason(StrEnum):
@@ -208,7 +208,7 @@ def _count(task: Task, dates: TextDates, selection: Selection) -> None:
     counts["dated"] += any(span.days for span in dates.spans)
     counts["undated"] += any(not span.days for span in dates.spans)
     counts["ambiguous"] += any(span.ambiguous for span in dates.spans)
-    counts["relative"] += RELATIVE_WORDS.search(task.question) is not None
+    counts["relative"] += names_relative_time(task.question)
     for written in dates.impossible:
         selection.warn(task, f"names {written!r}, which no calendar has; left as it is and taken for no date")
     for written in dates.unread:

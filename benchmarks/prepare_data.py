@@ -30,7 +30,7 @@ def tasks(count: int) -> Iterator[dict[str, str]]:
         site = f"Site {number % SITES}"
         when = f" from May {1 + number % 20} to May {1 + number % 20 + 3}, {2024 + 4 * (number % 2)}"
         question = (
-            f"Search for a place number {number} with at least {number % 5}.5 stars and more than {number % 900} reviews"
+            f"Search for place {number} with at least {number % 5}.5 stars and more than {number % 900} reviews"
             f"{when if number % 7 == 0 else ''}, and name the latest one that the site's own visitors praise."
         )
         yield {
