@@ -20,6 +20,9 @@ _RELATIVE = re.compile(
     r"(?:this|next|last|past) (?:week|weekend|month|year|season|\w+day))\b"
 )
 
+LAST_YEAR = 2099
+"""Last year that is read as one; the first is 1900."""
+
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 _WEEKDAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _MONTH = (
@@ -50,7 +53,9 @@ _ISO = re.compile(
     rf"(?<![\w/.-])(?P<year>{_YEAR})(?P<by>[-/])(?P<month>\d\d)(?P=by)(?P<day>\d\d)(?:(?![\w/-]|\.\d)|(?=T\d))"
 )
 _NUMERIC = re.compile(
-    rf"(?<![\w/.-])(?P<one>\d{{1,2}})(?P<by>[-/])(?P<two>\d{{1,2}})(?P=by)(?P<year>{_YEAR}|\d\d)(?![\w/-]|\.\d)"
+    # A hyphen beside it belongs to a number of another kind, unless it joins two such dates.
+    rf"(?<![\w/.])(?:(?<!-)|(?<=/\d\d\d\d-))(?P<one>\d{{1,2}})(?P<by>[-/])(?P<two>\d{{1,2}})(?P=by)"
+    rf"(?P<year>{_YEAR}|\d\d)(?![\w/]|\.\d|-(?!\d{{1,2}}/\d{{1,2}}/))"
 )
 _ANY_MONTH = "|".join(_MONTHS)
 # One is found in every lower-case text that holds a date, and in few others. Ignoring the case in the pattern itself
@@ -164,7 +169,7 @@ def shift_dates(text: str, dates: TextDates, today: date) -> Shift | str:
     """Return the text with all its dates moved together by the fewest whole years after which none lies before `today`.
 
     Only the digits of years change. Returns the reason instead when a day does not exist in its new year, or when the
-    text names the weekday of a date that would then fall on another.
+    text names the weekday of a date that would then fall on another, or when a year is beyond those that are read.
     """
     dated = [span for span in dates.spans if span.days]
     years = max(today.year - d.year + ((d.month, d.day) < (today.month, today.day)) for s in dated for d in s.days)
@@ -173,6 +178,8 @@ def shift_dates(text: str, dates: TextDates, today: date) -> Shift | str:
     pieces, done = [], 0
     for span in dated:
         for day in span.days:
+            if day.year + years > LAST_YEAR:
+                return f"{span.text!r} moved by {years} year(s) lies beyond {LAST_YEAR}"
             if not _is_day(day.year + years, day.month, day.day):
                 return f"{span.text!r} moved by {years} year(s) is no day: {day.year + years} is not a leap year"
         weekday = _named_weekday(text, span)

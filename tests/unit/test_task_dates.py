@@ -5,7 +5,7 @@ import time
 from datetime import date, timedelta
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from task_dates import Shift, find_dates, names_relative_time, shift_dates
@@ -42,6 +42,7 @@ def days(text):
         ("20/12/2023", [["2023-12-20"]]),
         ("12/20/2023", [["2023-12-20"]]),
         ("20-12-2023", [["2023-12-20"]]),
+        ("15/01/2024-20/01/2024", [["2024-01-15"], ["2024-01-20"]]),
         ("03/04/2024", [["2024-04-03", "2024-03-04"]]),
         ("05/05/2024", [["2024-05-05"]]),
         ("a room for 2 January 10, 2024", [["2024-01-10"]]),
@@ -139,6 +140,7 @@ def test_dates_move_together_by_the_fewest_years(text, want, years):
         ("Friday, March 8, 2024", "weekday"),
         ("March 8, 2024 (Friday)", "weekday"),
         ("Fri. 8 March 2024", "weekday"),
+        ("May 4, 1950 or May 4, 2050", "beyond 2099"),
     ],
 )
 def test_a_date_that_would_become_wrong_is_not_moved(text, reason):
@@ -165,6 +167,7 @@ FORMS = [
 NOISE = st.text(alphabet="abc XYZ.,:;()'$%é中\n0123456789/-", max_size=15)
 
 
+@example([(date(2049, 1, 1), FORMS[0]), (date(1951, 1, 1), FORMS[0])], [""] * 4, date(2001, 1, 2))
 @given(
     st.lists(st.tuples(st.dates(date(1950, 1, 1), date(2050, 12, 31)), st.sampled_from(FORMS)), min_size=1, max_size=3),
     st.lists(NOISE, min_size=4, max_size=4),
