@@ -1,5 +1,7 @@
 """Fixtures of the agent loop's tests; what they need of verl is imported only where a test asks for it."""
 
+from functools import partial
+
 import pytest
 
 import patches
@@ -49,3 +51,12 @@ def build(tokenizer, base_config, tmp_path, monkeypatch):
 async def environment():
     async with FakeEnvironment() as environment:
         yield environment
+
+
+@pytest.fixture
+def prepare(tmp_path, monkeypatch, capsys):
+    """Return a function that prepares a task list: text, bytes or tasks, and flags of prepare_webvoyager_data.py."""
+    from tests.prepared_lists import prepared
+
+    monkeypatch.chdir(tmp_path)
+    return partial(prepared, capsys)
