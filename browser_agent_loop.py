@@ -18,7 +18,6 @@ from collections.abc import Iterable
 from typing import Any
 from uuid import uuid4
 
-from judge import Evidence, Judge, Outcome
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, register
 from verl.experimental.agent_loop.tool_agent_loop import ToolAgentLoop
 from verl.tools.base_tool import BaseTool
@@ -35,6 +34,7 @@ from environment_session import ActionName, BrowserAction, BrowserSession, StepR
 from episode import Episode, StopReason
 from episode_limits import EpisodeLimits
 from episode_log import EpisodeLog
+from judge import Evidence, Judge, Outcome
 from observations import cut_to_tokens, defuse_markup, read_elements
 from recipe_settings import RecipeSettings
 from rollout_failures import FailureKind, failure_of

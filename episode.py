@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from judge import Judgement
-
 from browser_task import BrowserTask
 from call_forest import CallForestError, CallStatus, Row, plan_rows, rows_for_verl
 from context_policy import action_line
@@ -16,6 +14,7 @@ from conversation import Conversation
 from environment_session import ActionName, BrowserAction, BrowserSession
 from episode_limits import EpisodeLimits
 from episode_log import AttemptRecord
+from judge import Judgement
 from observations import Element
 from rollout_failures import Failure, FailureKind, Fault, failure_of
 from rollout_stats import AttemptReport, JudgeReport

@@ -23,7 +23,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any, TextIO
 
-from rollout_rows import RowProblem
+from row_faults import RowProblem
 from task_columns import ColumnChoice, Role, Task, read_task
 from task_lists import FileProblem, ListError, RawTask, read_dataset, read_list
 from task_report import Outcome, as_json, counts, summary

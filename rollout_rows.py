@@ -24,7 +24,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from browser_prompts import SYSTEM_PROMPT
-from row_faults import Report, RowProblem, RowsError, absent_or, json_kind, shown
+from row_faults import RepeatedKey, Report, RowProblem, RowsError, absent_or, json_kind, no_repeated_keys, shown
 from row_scoring import SCORING_KEYS, Scoring, scoring_of
 
 __all__ = ["SCORING_KEYS", "SERVER_TOOLS", "BrowserRow", "FileRows", "RowProblem", "RowsError", "Scoring"]
@@ -128,10 +128,10 @@ def _json_object(raw: bytes, report: Report) -> dict[str, Any] | None:
     if not text:
         return None
     try:
-        obj = json.loads(text, object_pairs_hook=_no_repeated_keys)
+        obj = json.loads(text, object_pairs_hook=no_repeated_keys)
         if "\\ud" in text.lower():
             json.dumps(obj, ensure_ascii=False).encode()
-    except _RepeatedKey as e:
+    except RepeatedKey as e:
         report(e.args[0], "stands twice in one object", "keep one of them")
         return None
     except UnicodeEncodeError:
@@ -143,18 +143,6 @@ def _json_object(raw: bytes, report: Report) -> dict[str, Any] | None:
     if not isinstance(obj, dict):
         report("", f"is a JSON {json_kind(obj)}, not an object", "write each task as one JSON object on one line")
         return None
-    return obj
-
-
-class _RepeatedKey(Exception):
-    """A JSON object names a key twice; json.loads would keep the last without a word."""
-
-
-def _no_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    obj = dict(pairs)
-    if len(obj) != len(pairs):
-        counts = Counter(key for key, _ in pairs)
-        raise _RepeatedKey(next(key for key, count in counts.items() if count > 1))
     return obj
 
 

@@ -1,6 +1,7 @@
 """A fault of a rollout row: what it says, and how values are shown in it."""
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -55,3 +56,16 @@ def json_kind(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return "null" if value is None else "boolean"
     return {dict: "object", list: "array", str: "string"}.get(type(value), "number")
+
+
+class RepeatedKey(Exception):
+    """A JSON object names a key twice; json.loads would keep the last without a word."""
+
+
+def no_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the object of these pairs, for `object_pairs_hook`. Raises RepeatedKey."""
+    obj = dict(pairs)
+    if len(obj) != len(pairs):
+        counts = Counter(key for key, _ in pairs)
+        raise RepeatedKey(next(key for key, count in counts.items() if count > 1))
+    return obj

@@ -61,7 +61,7 @@ def scoring_of(obj: Mapping[str, Any], metadata: Mapping[str, str], report: Repo
         marks = "scored_by" if demands_judge else "reference_answer"
         reason = f"asks for the judge, but {_SPEC} is there as well: a task is scored by one of them"
         report(f"{_METADATA}.{marks}", reason, f"drop it, or drop {_SPEC}")
-    return _spec(obj[_SPEC], report)
+    return scoring_by_spec(obj[_SPEC], report)
 
 
 def _demands_judge(metadata: Mapping[str, str], report: Report) -> bool | None:
@@ -72,8 +72,8 @@ def _demands_judge(metadata: Mapping[str, str], report: Report) -> bool | None:
     return None if scored_by is None else scored_by == JUDGE
 
 
-def _spec(spec: Any, report: Report) -> Scoring | None:
-    """Return the scoring by the environment; of a spec that is none, None after reporting its faults.
+def scoring_by_spec(spec: Any, report: Report) -> Scoring | None:
+    """Return the scoring by the environment; for a spec that is none, None after reporting its faults.
 
     Several keys are refused although the server's order is fixed: it scores the first and ignores the others, while
     a row with two reads as if both had to hold.
@@ -88,6 +88,8 @@ def _spec(spec: Any, report: Report) -> Scoring | None:
         )
     present = [k for k in SCORING_KEYS if k in spec]
     if not present:
+        if not unknown:
+            report(_SPEC, "has no scoring key: the server answers 500", _ADD)
         return None
     if len(present) > 1:
         reason = f"has {' and '.join(present)}: the server scores {present[0]} alone and ignores the rest"

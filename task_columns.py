@@ -18,7 +18,8 @@ from types import MappingProxyType
 from typing import Any
 from urllib.parse import urlsplit
 
-from rollout_rows import RowProblem, start_page_problem
+from rollout_rows import start_page_problem
+from row_faults import RowProblem
 from task_lists import RawTask
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from rollout_rows import RowProblem, _kind, _no_repeated_keys, _RepeatedKey
+from row_faults import RepeatedKey, RowProblem, json_kind, no_repeated_keys
 
 _SHAPES = "give JSON Lines, a JSON array of objects, or a .csv file with a header"
 _ONE_OBJECT = "write each task as one JSON object"
@@ -103,12 +103,12 @@ def _constant(name: str) -> None:
 
 def json_decoder() -> json.JSONDecoder:
     """Return a decoder that refuses NaN and keys that stand twice in one object, which json.loads lets pass."""
-    return json.JSONDecoder(object_pairs_hook=_no_repeated_keys, parse_constant=_constant)
+    return json.JSONDecoder(object_pairs_hook=no_repeated_keys, parse_constant=_constant)
 
 
 def json_fault(error: Exception) -> tuple[str, str]:
     """Return the reason and the fix of an error of `json_decoder`'s (ValueError, RecursionError, a repeated key)."""
-    if isinstance(error, _RepeatedKey):
+    if isinstance(error, RepeatedKey):
         return f"names the key {error.args[0][:80]!r} twice in one object", "keep one of them"
     if isinstance(error, json.JSONDecodeError):
         return f"is not JSON ({error.msg}: column {error.colno})", _ONE_OBJECT
@@ -120,7 +120,7 @@ def json_fault(error: Exception) -> tuple[str, str]:
 def _object_problem(value: Any, text: str) -> tuple[str, str] | None:
     """Return the reason and fix when the value is no object of text that can be written again."""
     if not isinstance(value, dict):
-        return f"is a JSON {_kind(value)}, not an object", _ONE_OBJECT
+        return f"is a JSON {json_kind(value)}, not an object", _ONE_OBJECT
     if "\\ud" in text or "\\uD" in text:
         try:
             json.dumps(value, ensure_ascii=False).encode()
@@ -143,7 +143,7 @@ def _read_lines(path: str, lines: Iterable[bytes]) -> Iterator[RawTask | RowProb
             continue
         try:
             value = decoder.decode(text)
-        except (ValueError, RecursionError, _RepeatedKey) as e:
+        except (ValueError, RecursionError, RepeatedKey) as e:
             if number == 1 and text == "{":
                 yield FileProblem(path, 1, "", "begins one JSON object over several lines", _SHAPES)
                 return
@@ -172,7 +172,7 @@ def _read_array(path: str, data: bytes) -> Iterator[RawTask | RowProblem]:
             return
         try:
             value, end = decoder.raw_decode(text, at)
-        except (ValueError, RecursionError, _RepeatedKey) as e:
+        except (ValueError, RecursionError, RepeatedKey) as e:
             if isinstance(e, json.JSONDecodeError):
                 line = e.lineno
             reason, fix = json_fault(e)

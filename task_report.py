@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from rollout_rows import RowProblem
+from row_faults import RowProblem
 from task_columns import Edit
 from task_rows import TRAIN, VALIDATION
 from task_selection import Note, Reason, Selection

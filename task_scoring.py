@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rollout_rows import RowProblem, _RepeatedKey, _scoring
+from row_faults import RepeatedKey, RowProblem
+from row_scoring import scoring_by_spec
 from task_lists import RawTask, json_decoder, json_fault, read_list
 
 SPEC_KEY = "verifier_metadata"
@@ -54,7 +55,7 @@ def read_verifiers(path: str) -> Scoring:
 
         if not isinstance(spec, dict):
             report(SPEC_KEY, "is no object", 'write {"answer_equals": "..."} or another scoring key')
-        elif _scoring({SPEC_KEY: spec}, report) is not None:
+        elif scoring_by_spec(spec, report) is not None:
             found.add(raw, path, task_id, spec)
     return found
 
@@ -124,7 +125,7 @@ def _whole_object(path: str, key: str, found: Scoring) -> dict[str, Any] | None:
             json.dumps(value, ensure_ascii=False).encode()  # half of a surrogate pair could not be written
     except (OSError, UnicodeDecodeError):
         return None  # read_list meets the same error and words it
-    except (ValueError, RecursionError, _RepeatedKey) as e:
+    except (ValueError, RecursionError, RepeatedKey) as e:
         if isinstance(e, json.JSONDecodeError) and (e.msg == "Extra data" or text[:1] != "{" or e.lineno == 1):
             return None  # several lines, each an object of its own, or nothing that read_list does not word
         line = e.lineno if isinstance(e, json.JSONDecodeError) else None

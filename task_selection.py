@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from datetime import date
 from enum import StrEnum
 
-from rollout_rows import RowProblem
+from row_faults import RowProblem
 from task_columns import Task
 from task_dates import TextDates, find_dates, names_relative_time, shift_dates
 

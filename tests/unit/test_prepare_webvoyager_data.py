@@ -243,6 +243,15 @@ def test_specs_are_the_environments_and_leave_no_answer(prepare):
     assert "1 answer(s) are of tasks that the list does not have" in done.out
 
 
+def test_rows_without_specs_are_judged_by_the_recipe(prepare):
+    answers = file_of("answers.json", json.dumps({"Site A--0": "seven"}))
+    done = prepare([a_task(0), a_task(1)], "--reference-answers", answers, "--val-fraction", "0")
+    read = read_file(done.folder / "train.jsonl")
+    assert read.problems == ()
+    assert [(row.scoring.judged, row.scoring.reference_answer) for row in read.rows] == [(True, "seven"), (True, "")]
+    assert "seven" not in str([row.messages for row in read.rows])
+
+
 def test_rows_with_specs_are_what_the_recipe_reads(prepare):
     specs = "\n".join(json.dumps({"id": f"Site A--{n}", "verifier_metadata": {"answer_equals": "x"}}) for n in range(4))
     prompt = file_of("system.txt", "Browse well.\n")
@@ -253,7 +262,7 @@ def test_rows_with_specs_are_what_the_recipe_reads(prepare):
         assert read.problems == ()
         for row in read.rows:
             assert (row.system_prompt, row.initial_url, row.split) == ("Browse well.", "https://a.example/", split)
-            assert (row.data_source, row.scoring_key) == ("Site A", "answer_equals")
+            assert (row.data_source, row.scoring.spec) == ("Site A", {"answer_equals": "x"})
             assert done.all[row.task_id]["responses_create_params"]["input"][1]["content"] == row.task
 
 
