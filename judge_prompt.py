@@ -160,12 +160,16 @@ def _evidence_parts(
         return count_tokens("\n\n".join(parts)) <= limit
 
     def traced(kept: int) -> list[str]:
+        if not actions:
+            return ["The assistant took no action."]
         left_out = len(actions) - kept
         notes = [f"The first {left_out} of {len(actions)} actions are left out here."] if left_out else []
         lines = [f"{n}. {actions[n - 1]}" for n in range(left_out + 1, len(actions) + 1)]
         return notes + ([_section("ACTIONS", "\n".join(lines), fence)] if lines else [])
 
     def seen(shown: list[str]) -> list[str]:
+        if not observations:
+            return ["There is no observation."]
         left_out = len(observations) - len(shown)
         notes = [f"The first {left_out} of {len(observations)} observations are left out here."] if left_out else []
         return notes + [
@@ -184,7 +188,7 @@ def _evidence_parts(
         if chars >= _LEAST_OBSERVATION_CHARS:
             shown.insert(0, _cut(text, chars))
         break
-    return (trace or ["The assistant took no action."]) + (seen(shown) or ["There is no observation."])
+    return trace + seen(shown)
 
 
 def _most(upper: int, holds: Callable[[int], bool]) -> int:
