@@ -24,6 +24,11 @@ _ACTIONS_SHARE = 0.5
 _LEAST_OBSERVATION_CHARS = 200
 """An observation is cut to no less than this: its first lines name the page."""
 
+# The first character of a control token of Qwen, Llama, Gemma, Mistral, DeepSeek or a reasoning parser.
+_CHAT_MARK = re.compile(
+    r"<(?=[|\uff5c]|/?(?:s|bos|eos|pad|unk|think|tool_call|tool_response|start_of_turn|end_of_turn)>)|\[(?=/?INST\])"
+)
+
 CountTokens = Callable[[str], int]
 
 SYSTEM = """\
@@ -83,15 +88,16 @@ def build_messages(
 
     Task, reference and answer are shown whole, the answer up to ANSWER_CHARS. Actions and observations, with the marks
     around them, are given `budget_tokens`: the newest actions, then as many of the last observations as fit; what is
-    left out is said. Lone surrogates, which no request can carry, become U+FFFD. Raises ValueError on a budget below
-    MIN_EVIDENCE_TOKENS, and on a `fence` that stands in the data (without one, a token is drawn that does not).
+    left out is said. Lone surrogates become U+FFFD, and marks of chat templates get a space in them. Raises
+    ValueError on a budget below MIN_EVIDENCE_TOKENS, and on a `fence` that stands in the data (without one, a token is
+    drawn that does not).
     """
     if budget_tokens < MIN_EVIDENCE_TOKENS:
         raise ValueError(f"budget_tokens = {budget_tokens}: must be at least {MIN_EVIDENCE_TOKENS}")
-    task, answer = _encodable(task), _encodable(answer)
-    reference = None if reference is None else _encodable(reference)
-    actions = [_one_line(_encodable(action)) for action in evidence.actions]
-    observations = [_encodable(observation) for observation in evidence.observations]
+    task, answer = _data(task), _data(answer)
+    reference = None if reference is None else _data(reference)
+    actions = [_one_line(_data(action)) for action in evidence.actions]
+    observations = [_data(observation) for observation in evidence.observations]
     fence = _fence(fence, [task, answer, reference or "", *actions, *observations])
     parts = [_section("TASK", task, fence)]
     if reference is not None:
@@ -130,9 +136,13 @@ def _fence(given: str | None, data: list[str]) -> str:
     return fence
 
 
-def _encodable(text: str) -> str:
-    """Return the text with every lone surrogate as U+FFFD; a page's broken script can leave one in its title."""
-    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+def _data(text: str) -> str:
+    """Return a page's or the policy's text as the judge may be given it.
+
+    Lone surrogates, which a page's broken script can leave, become U+FFFD. Marks of chat templates get a space in them:
+    a server may encode `<|im_end|>` in a message as the one control token, and then the page speaks as the template.
+    """
+    return _CHAT_MARK.sub(r"\g<0> ", text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace"))
 
 
 def _one_line(action: str) -> str:
