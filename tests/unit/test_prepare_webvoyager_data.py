@@ -47,7 +47,7 @@ def test_the_original_list_becomes_rows(prepare):
             "metadata": {
                 "task_id": tasks[9]["id"],
                 "web_name": "Site 9",
-                "split": "validation" if tasks[9]["id"] in str(done.rows("val.jsonl")) else "train",
+                "split": split_of(tasks[9]["id"], 0.1),
                 "scored_by": "judge",
             },
         },
@@ -325,6 +325,16 @@ def test_the_same_input_gives_the_same_bytes(prepare):
     for name in FILES:
         assert (first.folder / name).read_bytes() == (second.folder / name).read_bytes()
     assert str(first.folder) not in (first.folder / "report.json").read_text()
+
+
+def test_another_seed_is_another_split(prepare):
+    tasks = [a_task(n) for n in range(40)]
+    one, two = (prepare(tasks, "--val-fraction", "0.5", "--split-seed", seed) for seed in ("", "b"))
+    assert two.report["options"]["split_seed"] == "b"
+    assert {row["initial_url"] for row in two.rows("val.jsonl")} == {"https://a.example/"}
+    assert set(one.all) == set(two.all)
+    for task_id, row in two.all.items():
+        assert row["responses_create_params"]["metadata"]["split"] == split_of(task_id, 0.5, "b")
 
 
 @pytest.mark.parametrize(("fraction", "train", "validation"), [("0", 20, 0), ("1", 0, 20)])
