@@ -329,4 +329,6 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    # The rows are written by now: a site's name that the terminal has no characters for must not end in a traceback.
+    sys.stdout.reconfigure(errors="backslashreplace")
     sys.exit(main())

@@ -389,10 +389,18 @@ def test_a_folder_that_cannot_be_written_is_named(prepare):
     assert "--output-dir out: cannot be written" in done.err
 
 
-def run_program(folder, *flags):
+def run_program(folder, *flags, **variables):
     env = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "hf"), "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
+    env |= variables
     command = [sys.executable, str(PROGRAM), "--output-dir", "out", *flags]
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=55, check=False)
+
+
+def test_a_terminal_without_the_characters_gets_a_summary_too(tmp_path):
+    (tmp_path / "list.jsonl").write_text(lines(a_task(web_name="Café 中")), encoding="utf-8")
+    done = run_program(tmp_path, "--input", "list.jsonl", PYTHONIOENCODING="ascii")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Caf\\xe9 \\u4e2d" in done.stdout
 
 
 def test_a_dataset_is_read_from_its_folder_without_the_hub(tmp_path):
