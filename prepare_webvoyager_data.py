@@ -73,7 +73,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     source.add_argument("--skip-bad-rows", action="store_true", help="leave bad rows out (listed) instead of stopping")
     chosen = parser.add_argument_group("which tasks")
-    chosen.add_argument("--today", type=_day, metavar="YYYY-MM-DD", help="required when a task names a date")
+    chosen.add_argument(
+        "--today", type=_day, metavar="YYYY-MM-DD", help="first day of use; required when a task names a date"
+    )
     chosen.add_argument(
         "--expired",
         type=Expired,
@@ -327,4 +329,6 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    # The rows are written by now: a site's name that the terminal has no characters for must not end in a traceback.
+    sys.stdout.reconfigure(errors="backslashreplace")
     sys.exit(main())

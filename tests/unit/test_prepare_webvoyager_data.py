@@ -47,7 +47,7 @@ def test_the_original_list_becomes_rows(prepare):
             "metadata": {
                 "task_id": tasks[9]["id"],
                 "web_name": "Site 9",
-                "split": "validation" if tasks[9]["id"] in str(done.rows("val.jsonl")) else "train",
+                "split": split_of(tasks[9]["id"], 0.1),
                 "scored_by": "judge",
             },
         },
@@ -336,6 +336,16 @@ def test_the_same_input_gives_the_same_bytes(prepare):
     assert str(first.folder) not in (first.folder / "report.json").read_text()
 
 
+def test_another_seed_is_another_split(prepare):
+    tasks = [a_task(n) for n in range(40)]
+    one, two = (prepare(tasks, "--val-fraction", "0.5", "--split-seed", seed) for seed in ("", "b"))
+    assert two.report["options"]["split_seed"] == "b"
+    assert {row["initial_url"] for row in two.rows("val.jsonl")} == {"https://a.example/"}
+    assert set(one.all) == set(two.all)
+    for task_id, row in two.all.items():
+        assert row["responses_create_params"]["metadata"]["split"] == split_of(task_id, 0.5, "b")
+
+
 @pytest.mark.parametrize(("fraction", "train", "validation"), [("0", 20, 0), ("1", 0, 20)])
 def test_a_split_may_be_empty_and_says_so(prepare, fraction, train, validation):
     done = prepare([a_task(n) for n in range(20)], "--val-fraction", fraction)
@@ -388,10 +398,18 @@ def test_a_folder_that_cannot_be_written_is_named(prepare):
     assert "--output-dir out: cannot be written" in done.err
 
 
-def run_program(folder, *flags):
+def run_program(folder, *flags, **variables):
     env = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "hf"), "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
+    env |= variables
     command = [sys.executable, str(PROGRAM), "--output-dir", "out", *flags]
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=55, check=False)
+
+
+def test_a_terminal_without_the_characters_gets_a_summary_too(tmp_path):
+    (tmp_path / "list.jsonl").write_text(lines(a_task(web_name="Café 中")), encoding="utf-8")
+    done = run_program(tmp_path, "--input", "list.jsonl", PYTHONIOENCODING="ascii")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Caf\\xe9 \\u4e2d" in done.stdout
 
 
 def test_a_dataset_is_read_from_its_folder_without_the_hub(tmp_path):

@@ -73,6 +73,7 @@ def test_a_day_is_read_in_every_form(text, want):
         "May 5% or May 4.5 stars, March 20:30",
         "at 3-4-2024-7",
         "https://a.example/2024/03/08/march-8-2024 www.a.example/2024-03-08",
+        "https://a.example/?day=2024-03-08&until=20/12/2023 www.a.example/?d=(2024-03-08)",
         "Marching 8, 2024",
         "item 20240308",
         "ISBN 978-2024-03-08",
