@@ -28,8 +28,8 @@ class ScriptedJudge:
 
 @pytest.fixture
 def judged(build, environment):
-    def judged(replies, judge, **given):
-        loop, policy = build(environment, replies, settings=SETTINGS, **given)
+    def judged(replies, judge, settings=None, **given):
+        loop, policy = build(environment, replies, settings=SETTINGS | (settings or {}), **given)
         loop.judge = judge
         return loop
 
@@ -108,6 +108,15 @@ async def test_attempt_that_the_environment_spoiled_is_not_judged(judged, enviro
     assert (output.reward_score, len(judge.asked)) == (1.0, 1)
     first, second = read_episodes(tmp_path)[0]
     assert (first["judge_calls"], second["judge_calls"]) == (0, 1)
+
+
+async def test_policy_that_wrecks_its_browser_is_scored_0_and_no_judge_is_asked(judged, environment):
+    environment.faults = [Fault(Do.HANG, path="/browser_navigate")]
+    judge = ScriptedJudge()
+    loop = judged([call(action="navigate", url="http://tarpit.test/")], judge, settings={"act_timeout_s": 0.2})
+    (output,) = await loop.run({}, **JUDGED_ROW)
+    environment.release()
+    assert (output.reward_score, output.extra_fields["env_invalid"], judge.asked) == (0.0, False, [])
 
 
 async def test_judged_task_without_a_judge_is_refused(build, environment):
