@@ -168,6 +168,22 @@ def test_draws_without_a_valid_rollout_end_with_the_clear_error(world):
         assert part in str(halt.value)
 
 
+@pytest.mark.parametrize(
+    ("kinds", "judge", "environment"),
+    [
+        ((SEED_TIMEOUT,), False, True),
+        ((FailureKind.JUDGE_UNREACHABLE,), True, False),
+        ((FailureKind.JUDGE_UNREACHABLE, SEED_TIMEOUT), True, True),
+    ],
+)
+def test_what_to_check_is_what_failed(world, kinds, judge, environment):
+    world.play("train", "a", *kinds)
+    with pytest.raises(EnvironmentHalt) as halt:
+        draw(sampler(world, halt_after_steps=1))
+    assert ("python judge.py --check" in str(halt.value)) is judge
+    assert ("smoke_environment.py --url http://gym:8000" in str(halt.value)) is environment
+
+
 def bad_step(world, buffer, step):
     world.play("train", f"bad{step}", 1.0, SEED_TIMEOUT, SEED_TIMEOUT)
     return draw(buffer, step)

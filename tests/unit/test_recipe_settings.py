@@ -24,6 +24,14 @@ def test_an_empty_environment_gives_the_documented_defaults():
         outage_after_seeds=10,
         drop_invalid=False,
         episode_log_dir=None,
+        judge_url=None,
+        judge_model=None,
+        judge_api_key=None,
+        judge_timeout_s=120.0,
+        judge_deadline_s=900.0,
+        judge_concurrency=8,
+        judge_votes=1,
+        judge_evidence_tokens=6000,
     )
 
 
@@ -41,10 +49,37 @@ def test_every_variable_reaches_its_field():
             "NEMO_GYM_BROWSER_OUTAGE_AFTER_SEEDS": "4",
             "NEMO_GYM_BROWSER_DROP_INVALID": "1",
             "NEMO_GYM_BROWSER_EPISODE_LOG_DIR": "logs/episodes",
+            "NEMO_GYM_BROWSER_JUDGE_URL": "https://judge.example/v1/",
+            "NEMO_GYM_BROWSER_JUDGE_MODEL": "Qwen/Qwen3-32B",
+            "NEMO_GYM_BROWSER_JUDGE_API_KEY": "sk-1",
+            "NEMO_GYM_BROWSER_JUDGE_TIMEOUT_S": "30",
+            "NEMO_GYM_BROWSER_JUDGE_DEADLINE_S": "90",
+            "NEMO_GYM_BROWSER_JUDGE_CONCURRENCY": "2",
+            "NEMO_GYM_BROWSER_JUDGE_VOTES": "3",
+            "NEMO_GYM_BROWSER_JUDGE_EVIDENCE_TOKENS": "500",
             "UNRELATED": "kept out",
         }
     )
-    assert settings == RecipeSettings("http://gym:8000", 120, 45.5, 121, 3, 7, 1, 9, 4, True, Path("logs/episodes"))
+    judge = ("https://judge.example/v1", "Qwen/Qwen3-32B", "sk-1", 30, 90, 2, 3, 500)
+    environment = ("http://gym:8000", 120, 45.5, 121, 3, 7, 1, 9, 4, True, Path("logs/episodes"))
+    assert settings == RecipeSettings(*environment, *judge)
+
+
+def test_a_key_is_never_shown():
+    assert "sk-1" not in repr(RecipeSettings(judge_api_key="sk-1"))
+    for make in (
+        lambda: RecipeSettings.from_env({"NEMO_GYM_BROWSER_JUDGE_API_KEY": "sk-1 and more"}),
+        lambda: RecipeSettings(judge_api_key="sk-1 and more"),
+    ):
+        with pytest.raises(SettingsError, match=r"\(not shown\): must be text without white space") as error:
+            make()
+        assert "sk-1" not in str(error.value)
+
+
+@pytest.mark.parametrize("given", [{"judge_url": "http://judge:8000/v1"}, {"judge_model": "judge"}])
+def test_a_judges_address_and_model_are_set_together(given):
+    with pytest.raises(SettingsError, match="JUDGE_URL and NEMO_GYM_BROWSER_JUDGE_MODEL: one is set without the other"):
+        RecipeSettings(**given)
 
 
 def test_an_empty_variable_means_the_default():
