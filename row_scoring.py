@@ -44,7 +44,7 @@ class Scoring:
 
 
 def scoring_of(obj: Mapping[str, Any], metadata: Mapping[str, str], report: Report) -> Scoring | None:
-    """Return who scores the row's task, or None after reporting why nobody can."""
+    """Return who scores the row's task; after a report, which makes the row unusable, it means nothing."""
     demands_judge = _demands_judge(metadata, report)
     reference = metadata.get("reference_answer", "")
     stray = [k for k in SCORING_KEYS if k in obj]
@@ -53,7 +53,7 @@ def scoring_of(obj: Mapping[str, Any], metadata: Mapping[str, str], report: Repo
     if _SPEC not in obj or obj[_SPEC] is None:
         if demands_judge is False:
             report(_SPEC, "is missing, while the metadata says that the environment scores the task", _ADD)
-        return None if stray or demands_judge is False else Scoring({}, reference)
+        return Scoring({}, reference)
     if obj[_SPEC] == {}:
         report(_SPEC, "is empty: neither the environment nor the judge would score the task", _ADD_OR_DROP)
         return None
