@@ -283,6 +283,7 @@ async def test_the_wait_for_a_slot_counts_towards_the_deadline():
         judgement = await ask(judge)
         assert (judgement.verdict.kind, judgement.calls) == (UNREACHABLE, 0)
         assert "waiting for a free one" in judgement.verdict.reason
+        assert judgement.elapsed_s < 5.0
         server.release()
         assert (await holder).verdict.outcome is Outcome.SUCCESS
 
