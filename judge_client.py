@@ -21,7 +21,11 @@ if TYPE_CHECKING:
     from recipe_settings import RecipeSettings
 
 MAX_REPLY_TOKENS = 2048
-"""Length limit of a reply, thoughts included; without one, a judge that repeats itself writes until the timeout."""
+"""Length limit of a reply, thoughts included.
+
+Without one, a judge that repeats itself writes until the timeout: structured output of vLLM 0.27.1 lets a weak model
+put line breaks behind the first brace without end.
+"""
 _SHOWN_CHARS = 500
 """Characters of an endpoint's error that a reason repeats."""
 _RETRIED = frozenset({408, 409, 425, 429})

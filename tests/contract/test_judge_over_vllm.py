@@ -7,13 +7,10 @@ holds the reply to the schema, and usage is counted. Needs about 4 GiB of memory
 import os
 import subprocess
 import sys
-import time
-import urllib.error
-import urllib.request
 
 import pytest
 
-from cpu.processes import ProcessTree, free_port
+from cpu.processes import ProcessTree, free_port, wait_until_answers
 from cpu.training_run import REPO_ROOT
 from judge import Evidence, FailureKind, Judge, Outcome
 from judge_client import JudgeClient, OutputFormat
@@ -22,6 +19,14 @@ from recipe_settings import RecipeSettings
 pytestmark = pytest.mark.timeout(900)
 
 START_S = 600
+ENVIRONMENT = {
+    "VERL_PLATFORM": "cpu",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "HF_HUB_OFFLINE": "1",
+}
 
 
 @pytest.fixture(scope="module")
@@ -30,30 +35,19 @@ def endpoint(tmp_path_factory):
     policy = REPO_ROOT / "runs" / "policy-for-tests"
     subprocess.run([sys.executable, "-m", "cpu.small_policy", "--output", policy], cwd=REPO_ROOT, check=True)
     port = free_port()
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(policy)]
+    command = [sys.executable, "-m", "tests.contract.vllm_server", "--model", str(policy)]
     command += ["--served-model-name", "judge", "--host", "127.0.0.1", "--port", str(port), "--dtype", "float32"]
     command += ["--max-model-len", "8192", "--max-num-seqs", "2", "--enforce-eager"]
-    env = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
+    # The small policy was trained on 2048 positions; its vocabulary spells this prompt out in nearly as many tokens.
+    command += ["--hf-overrides", '{"max_position_embeddings": 8192}']
+    env = {**os.environ, **ENVIRONMENT}
     log = tmp_path_factory.mktemp("vllm") / "server.log"
     server = ProcessTree("vLLM server", command, log_path=log, env=env, cwd=REPO_ROOT)
     try:
-        _wait_until_healthy(f"http://127.0.0.1:{port}/health", server)
+        wait_until_answers(server, f"http://127.0.0.1:{port}/health", START_S)
         yield f"http://127.0.0.1:{port}/v1"
     finally:
         server.stop()
-
-
-def _wait_until_healthy(url, server):
-    deadline = time.monotonic() + START_S
-    while time.monotonic() < deadline:
-        assert server.exit_code is None, server.log_tail()
-        try:
-            with urllib.request.urlopen(url, timeout=5) as answer:
-                if answer.status == 200:
-                    return
-        except (urllib.error.URLError, OSError):
-            time.sleep(1)
-    raise AssertionError(f"vLLM's server was not up within {START_S} s: {server.log_tail()}")
 
 
 def settings_for(endpoint, **given):
