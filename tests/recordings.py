@@ -18,6 +18,8 @@ import aiohttp
 FOLDER = Path(__file__).parent / "data" / "recordings"
 TIMEOUT_S = 60.0
 
+DRIVER_GONE = "the driver is gone"
+
 # What differs between machines and runs without being part of the contract.
 _MACHINE_SPECIFIC = (
     (re.compile(r"file://[^\s\"']*?/resources_servers/interactive_browser/"), "file:///GYM/"),
@@ -33,7 +35,7 @@ _MACHINE_SPECIFIC = (
             r"unable to perform operation on <WriteUnixTransport[^>]*>; the handler is closed"
             r"|Connection closed while reading from the driver"
         ),
-        "the driver is gone",
+        DRIVER_GONE,
     ),
 )
 

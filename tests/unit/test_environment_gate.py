@@ -1,6 +1,7 @@
 """Sessions behind one gate: caps and outages, against the fake environment, over real HTTP."""
 
 import asyncio
+import time
 from contextlib import suppress
 
 import pytest
@@ -164,9 +165,11 @@ async def test_seeds_that_fail_in_a_row_make_the_next_one_wait(environment, monk
     environment.faults.append(Fault(Do.STATUS, path=SEED_PATH, text="BrowserType.launch", times=3))
     chosen = settings(environment, outage_after_seeds=3)
     gate = EnvironmentGate(chosen)
+    started = time.monotonic()
     results = [await seeded(chosen, gate) for _ in range(4)]
     assert [failure and failure.kind for failure, _ in results] == [FailureKind.BROWSER_LAUNCH_FAILED] * 3 + [None]
-    assert results[3][1] > 0.15
+    # Since the start: on a busy machine closing a session takes up some of the wait.
+    assert time.monotonic() - started > 0.15
 
 
 async def test_gate_stays_closed_for_as_long_as_the_server_asks(environment, quick_trials):
@@ -174,11 +177,12 @@ async def test_gate_stays_closed_for_as_long_as_the_server_asks(environment, qui
     environment.faults.append(fault)
     chosen = settings(environment, outage_after_seeds=1)
     gate = EnvironmentGate(chosen)
+    started = time.monotonic()
     failure, _ = await seeded(chosen, gate)
     assert failure.kind is FailureKind.PROVIDER_FULL
-    failure, waiting_s = await seeded(chosen, gate)
+    failure, _ = await seeded(chosen, gate)
     assert failure is None
-    assert waiting_s > 0.9
+    assert time.monotonic() - started > 0.9
 
 
 @pytest.mark.parametrize("kind", [FailureKind.TASK_DATA_ERROR, FailureKind.UNCLASSIFIED])
