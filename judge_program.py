@@ -88,6 +88,8 @@ def main(argv: list[str] | None = None) -> int:
     except LabelledError as e:
         _exit_with(str(e))
     except OSError as e:
+        if e.filename is None:  # standard output that nobody reads any more
+            raise
         _exit_with(f"{e.filename}: {e.strerror}. Fix: name a file that can be read and written.")
     except KeyboardInterrupt:
         print("Stopped before it was over; verdicts in --output are kept.", file=sys.stderr)

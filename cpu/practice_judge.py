@@ -4,7 +4,7 @@
 
 It says SUCCESS exactly when the final answer is the reference answer, case and spaces aside; without a reference it
 says UNKNOWN, which is no usable verdict. It reads nothing else, so no page can talk it into anything. It prints its
-address, and ends on SIGTERM or with its standard input, where that is a pipe or a terminal and not /dev/null.
+address, and ends on Ctrl-C, on SIGTERM, or with its standard input where that is a pipe.
 
 FILE holds a JSON list of answers, one for each request in turn, before the rule answers: "rule", a fault by its name
 (see Fault), or an object {"do": fault, ...} with more of it, such as {"do": "status", "status": 503}.
@@ -212,7 +212,7 @@ def _completion(body: dict[str, Any], message: dict[str, Any], finish_reason: st
 
 
 async def _serve(script: Sequence[Answer], host: str, port: int) -> None:
-    """Serve until SIGTERM comes, or a pipe or terminal as the standard input ends."""
+    """Serve until Ctrl-C or SIGTERM, or until the standard input ends, if it is a pipe."""
     over, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, over.set)
@@ -225,7 +225,8 @@ async def _serve(script: Sequence[Answer], host: str, port: int) -> None:
     async with PracticeJudge(script, host, port) as judge:
         print(f"practice judge: {judge.url} (model {MODEL})", flush=True)
         mode = os.fstat(0).st_mode
-        if os.isatty(0) or stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
+        # Not a terminal: one that is read by a job in its background stops that job.
+        if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
             threading.Thread(target=wait_for_the_end, daemon=True).start()
         await over.wait()
 
