@@ -97,7 +97,9 @@ class RecipeSettings:
     judge_votes: int = _setting(f"{PREFIX}JUDGE_VOTES", 1, int)
     """Usable verdicts of which the majority decides."""
 
-    judge_evidence_tokens: int = _setting(f"{PREFIX}JUDGE_EVIDENCE_TOKENS", 6000, int)
+    judge_evidence_tokens: int = _setting(
+        f"{PREFIX}JUDGE_EVIDENCE_TOKENS", 6000, int, 256, "hardly a page would be shown to the judge"
+    )
     """Tokens of the actions and observations that the judge is shown."""
 
     def __post_init__(self) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import fields
 
 import pytest
 from hypothesis import given
@@ -19,6 +20,7 @@ from judge_prompt import (
     read_sections,
 )
 from judge_verdict import Outcome, read_verdict
+from recipe_settings import RecipeSettings
 
 NONE = Evidence((), ())
 
@@ -240,6 +242,11 @@ def test_no_page_text_flips_a_verdict_that_goes_by_the_sections(evidence, answer
 def test_another_prompt_has_no_sections(messages):
     with pytest.raises(ValueError, match="not a prompt of this judge"):
         read_sections(messages)
+
+
+def test_the_least_budget_is_the_one_that_settings_refuse_to_go_below():
+    (field,) = [f for f in fields(RecipeSettings) if f.name == "judge_evidence_tokens"]
+    assert field.metadata["minimum"] == MIN_EVIDENCE_TOKENS
 
 
 @pytest.mark.parametrize(("text", "tokens"), [("", 0), ("a", 1), ("abc", 1), ("abcd", 2), ("é" * 3, 2), ("漢字", 2)])

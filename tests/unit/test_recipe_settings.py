@@ -129,6 +129,7 @@ def test_a_base_url_loses_only_its_trailing_slash(url, kept):
         ("NEMO_GYM_BROWSER_SEED_TIMEOUT_S", "119.9", "at least 120 (giving up on a seed leaks"),
         ("NEMO_GYM_BROWSER_ACT_TIMEOUT_S", "44", "at least 45"),
         ("NEMO_GYM_BROWSER_VERIFY_TIMEOUT_S", "60", "at least 120"),
+        ("NEMO_GYM_BROWSER_JUDGE_EVIDENCE_TOKENS", "255", "at least 256 (hardly a page"),
         ("NEMO_GYM_BROWSER_CLOSE_TIMEOUT_S", "0", "above 0"),
         ("NEMO_GYM_BROWSER_CLOSE_TIMEOUT_S", "20s", "a number of seconds"),
         ("NEMO_GYM_BROWSER_OUTAGE_PATIENCE_S", "inf", "finite"),
