@@ -1,5 +1,8 @@
 """Every config composes against the installed verl and passes verl's own validation."""
 
+import os
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -16,7 +19,11 @@ from dataset import NeMoGymBrowserDataset
 from episode_limits import EpisodeLimits
 
 PATHS = ["data.train_files=train.jsonl", "data.val_files=val.jsonl", "trainer.default_local_dir=checkpoints"]
-RUNNABLE = {"cpu_practice": ["actor_rollout_ref.model.path=policy"], "webvoyager_grpo": []}
+RUNNABLE = {
+    "cpu_practice": ["actor_rollout_ref.model.path=policy"],
+    "webvoyager_grpo": [],
+    "webvoyager_grpo_one_node": [],
+}
 
 
 @pytest.fixture(params=RUNNABLE)
@@ -29,6 +36,7 @@ def test_every_runnable_config_is_covered_here():
     assert {path.stem for path in (REPO_ROOT / "configs").glob("*.yaml")} == {
         *RUNNABLE,
         "browser_base",
+        "qwen3_8b_h100",
         "browser_tool",
         "browser_agent_loop",
         "interactive_browser",
@@ -95,3 +103,27 @@ def test_the_agent_loop_file_names_the_registered_class():
     (entry,) = OmegaConf.load(REPO_ROOT / "configs" / "browser_agent_loop.yaml")
     assert entry.name == "browser_tool_agent"
     assert entry._target_ == f"{BrowserToolAgentLoop.__module__}.{BrowserToolAgentLoop.__qualname__}"
+
+
+@pytest.mark.parametrize(("name", "nodes"), [("webvoyager_grpo", 2), ("webvoyager_grpo_one_node", 1)])
+def test_its_row_lengths_fit_engine_and_micro_batch_and_its_nodes_are_what_its_name_says(name, nodes):
+    with initialize_config_dir(str(REPO_ROOT / "configs"), version_base=None):
+        config = compose(name, overrides=PATHS)
+    row = config.data.max_prompt_length + config.data.max_response_length
+    assert config.actor_rollout_ref.rollout.max_model_len == row
+    assert config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu >= row
+    assert (config.trainer.nnodes, config.trainer.n_gpus_per_node) == (nodes, 8)
+    assert config.data.train_batch_size == 32 and config.actor_rollout_ref.rollout.n == 8
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("name", ["webvoyager_grpo", "webvoyager_grpo_one_node"])
+def test_verls_own_entry_point_takes_it(name):
+    command = [sys.executable, "-m", "verl.trainer.main_ppo", f"--config-path={REPO_ROOT / 'configs'}"]
+    command += [f"--config-name={name}", "--cfg", "job", *PATHS]
+    environment = {**os.environ, "PYTHONPATH": str(REPO_ROOT)}
+    done = subprocess.run(command, cwd=REPO_ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    shown = OmegaConf.create(done.stdout)
+    assert shown.actor_rollout_ref.model.path == "Qwen/Qwen3-8B"
+    assert shown.algorithm.adv_estimator == "grpo_env_aware"
