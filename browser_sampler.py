@@ -23,7 +23,7 @@ from episode_limits import EpisodeLimits, LimitsError
 from recipe_settings import RecipeSettings
 from rollout_failures import FailureKind
 from rollout_stats import RolloutReport, StepSummary
-from verl_patches import fetch_flags
+from row_flags import fetch_flags
 
 logger = logging.getLogger(__name__)
 

@@ -27,6 +27,7 @@ from typing import Any
 from loss_aggregation import warning_of
 from mini_batches import RowKind, arrange, configured_steps, optimizer_steps, padded_size
 from patching import Patch
+from row_flags import fetch_flags
 
 logger = logging.getLogger(__name__)
 
@@ -65,8 +66,6 @@ class _StandIn:
 
 def _wrap(module: ModuleType, functions: Sequence[Callable]) -> list[Callable]:
     """Return the V1 trainer's two functions for arranged batches: the first arranges one, the second says its size."""
-    from verl_patches import fetch_flags  # verl_patches lists this patch, so it imports this module
-
     balance_batch, update_actor = functions
 
     @functools.wraps(balance_batch)

@@ -8,6 +8,7 @@ import pytest
 
 import patches
 import verl_patches
+from row_flags import fetch_flags
 from tests.verl_trainer import LEGACY, V1_INNER, V1_VALIDATION, Trainer, flagged, patched_verl, row, valid
 
 pytestmark = pytest.mark.timeout(240)  # the first of these tests imports verl's trainers
@@ -249,7 +250,7 @@ def test_extra_fields_are_read_in_each_form_that_the_queue_gives(verl, form):
     }[form]
     queue = SimpleNamespace(kv_batch_get=lambda **_: {"extra_fields": column})
     batch = SimpleNamespace(keys=["a_0_0", "a_1_0"], partition_id="train")
-    assert verl_patches.fetch_flags(queue, batch) == [True, form == "shared"]
+    assert fetch_flags(queue, batch) == [True, form == "shared"]
 
 
 @pytest.mark.parametrize(
