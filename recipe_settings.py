@@ -1,41 +1,101 @@
-"""The recipe's settings: frozen, validated, and the only place where the recipe reads environment variables."""
+"""The recipe's settings: frozen, validated, and the only place where the recipe reads environment variables.
+
+`RecipeSettings` is what a training process needs, `LaunchSettings` what submit_webvoyager.sh needs to start one.
+"""
 
 import difflib
 import math
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import NewType
+from typing import NewType, Self
 from urllib.parse import urlsplit
 
 PREFIX = "NEMO_GYM_BROWSER_"
 _SWITCHES = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 Url = NewType("Url", str)
 """A base address, without a trailing slash."""
 Secret = NewType("Secret", str)
 """Text that no message and no `repr` shows."""
+Name = NewType("Name", str)
+"""Text that can be a file's name and a word on a command line: letters, digits, dots, dashes, underscores."""
 
 
 class SettingsError(ValueError):
     """Every setting that cannot be used, one line each: variable, value, what is allowed, what to do."""
 
 
-def _setting(variable: str, default: object, kind: type, minimum: float | None = None, why: str = ""):
-    """Return a dataclass field that remembers its environment variable and the least value allowed from there."""
-    metadata = {"variable": variable, "kind": kind, "minimum": minimum, "why": why}
-    return field(default=default, repr=kind is not Secret, metadata=metadata)
+def _setting(
+    variable: str,
+    default: object,
+    kind: type,
+    minimum: float | None = None,
+    why: str = "",
+    maximum: float | None = None,
+    choices: tuple[str, ...] = (),
+):
+    """Return a dataclass field that remembers its environment variable and what is allowed from there."""
+    metadata = {"variable": variable, "kind": kind, "minimum": minimum, "maximum": maximum, "why": why}
+    return field(default=default, repr=kind is not Secret, metadata=metadata | {"choices": choices})
+
+
+class _FromEnvironment:
+    """What both dataclasses of settings share.
+
+    The constructor refuses what can never work, `from_env` also what would harm a run. Both raise SettingsError naming
+    every bad setting.
+    """
+
+    def __post_init__(self) -> None:
+        problems = []
+        for f in fields(self):
+            given = getattr(self, f.name)
+            try:
+                value = None if given is None and f.default is None else _checked(given, f.metadata["kind"])
+                if value is not None and f.metadata["choices"] and value not in f.metadata["choices"]:
+                    raise ValueError(f"must be one of {', '.join(f.metadata['choices'])}, or empty")
+            except ValueError as e:
+                problems.append(f"{f.metadata['variable']} ({f.name}) = {_shown(given, f.metadata['kind'])}: {e}")
+            else:
+                # Normalised in place (trailing slash of the URL, `~` of the folder): frozen only for everyone else.
+                object.__setattr__(self, f.name, value)
+        _raise_if_any(problems or self._problems_together())
+
+    def _problems_together(self) -> list[str]:
+        """Return what is wrong with settings that are each well by themselves."""
+        return []
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] | None = None) -> Self:
+        """Return the settings that the environment variables give; an unset or empty variable means the default.
+
+        `environ` defaults to the process's own environment. Raises SettingsError listing every variable that is
+        unknown, ill-typed or out of its range.
+        """
+        environ = os.environ if environ is None else environ  # noqa: TID251 - the one reader of the environment
+        values: dict[str, object] = {}
+        problems = _unknown_variables(environ)
+        for f in fields(cls):
+            variable = f.metadata["variable"]
+            text = environ.get(variable, "").strip()
+            if not text:
+                continue
+            try:
+                values[f.name] = _parsed(text, f.metadata)
+            except ValueError as e:
+                problems.append(f"{variable}={_shown(text, f.metadata['kind'])}: {e}")
+        _raise_if_any(problems)
+        return cls(**values)
 
 
 @dataclass(frozen=True)
-class RecipeSettings:
-    """Settings of one process.
-
-    The constructor refuses what can never work, `from_env` also what would harm a training run. Both raise
-    SettingsError naming every bad setting.
-    """
+class RecipeSettings(_FromEnvironment):
+    """Settings of one process of a training."""
 
     environment_url: str | None = _setting("NEMO_GYM_URL", None, Url)
     """Base address of the NeMo Gym `interactive_browser` server, without a trailing slash."""
@@ -102,44 +162,10 @@ class RecipeSettings:
     )
     """Tokens of the actions and observations that the judge is shown."""
 
-    def __post_init__(self) -> None:
-        problems = []
-        for f in fields(self):
-            given = getattr(self, f.name)
-            try:
-                value = _checked(given, f.metadata["kind"])
-            except ValueError as e:
-                problems.append(f"{f.metadata['variable']} ({f.name}) = {_shown(given, f.metadata['kind'])}: {e}")
-            else:
-                # Normalised in place (trailing slash of the URL, `~` of the folder): frozen only for everyone else.
-                object.__setattr__(self, f.name, value)
-        if not problems and (self.judge_url is None) != (self.judge_model is None):
-            problems.append(
-                f"{PREFIX}JUDGE_URL and {PREFIX}JUDGE_MODEL: one is set without the other; set both or none"
-            )
-        _raise_if_any(problems)
-
-    @classmethod
-    def from_env(cls, environ: Mapping[str, str] | None = None) -> "RecipeSettings":
-        """Return the settings that the environment variables give; an unset or empty variable means the default.
-
-        `environ` defaults to the process's own environment. Raises SettingsError listing every variable that is
-        unknown, ill-typed or below its minimum.
-        """
-        environ = os.environ if environ is None else environ  # noqa: TID251 - the one reader of the environment
-        values: dict[str, object] = {}
-        problems = _unknown_variables(environ)
-        for f in fields(cls):
-            variable = f.metadata["variable"]
-            text = environ.get(variable, "").strip()
-            if not text:
-                continue
-            try:
-                values[f.name] = _parsed(text, f.metadata)
-            except ValueError as e:
-                problems.append(f"{variable}={_shown(text, f.metadata['kind'])}: {e}")
-        _raise_if_any(problems)
-        return cls(**values)
+    def _problems_together(self) -> list[str]:
+        if (self.judge_url is None) == (self.judge_model is None):
+            return []
+        return [f"{PREFIX}JUDGE_URL and {PREFIX}JUDGE_MODEL: one is set without the other; set both or none"]
 
     def require_environment_url(self) -> str:
         """Return the environment's address. Raises SettingsError when none is set."""
@@ -152,9 +178,81 @@ class RecipeSettings:
         return self.environment_url
 
 
+@dataclass(frozen=True)
+class LaunchSettings(_FromEnvironment):
+    """What submit_webvoyager.sh starts, and with what. The script reads the same variables; this class checks them."""
+
+    run_name: str | None = _setting("RUN_NAME", None, Name)
+    """Name of the run. The same name goes on from the run's last checkpoint."""
+
+    results_root: Path | None = _setting("RESULTS_ROOT", None, Path)
+    """Folder that every node sees; a run's own folder in it holds its checkpoints and logs."""
+
+    train_file: Path | None = _setting("TRAIN_FILE", None, Path)
+    """Rows to train on (JSONL)."""
+
+    val_file: Path | None = _setting("VAL_FILE", None, Path)
+    """Rows to validate on (JSONL)."""
+
+    train_config: str | None = _setting("TRAIN_CONFIG", None, Name)
+    """Name of a config in configs/; None: webvoyager_grpo_one_node on one node, else webvoyager_grpo."""
+
+    model_path: str | None = _setting("MODEL_PATH", None, str)
+    """The policy to start from, as Hugging Face names it or a folder; None: the config's."""
+
+    gpus_per_node: int = _setting("GPUS_PER_NODE", 8, int)
+    """GPUs that each node gives to the training."""
+
+    train_python: str = _setting("TRAIN_PYTHON", "python3", str)
+    """The Python that has verl, in the container if there is one."""
+
+    container_image: str | None = _setting("CONTAINER_IMAGE", None, str)
+    """Image for pyxis (`srun --container-image`); None: no container."""
+
+    container_mounts: str | None = _setting("CONTAINER_MOUNTS", None, str)
+    """Further mounts, as pyxis takes them; the recipe's folder, the results and the data are mounted anyway."""
+
+    ray_port: int = _setting("RAY_PORT", 6379, int, 1024, "ports below are the system's", 65535)
+    """Port of Ray's head on the first node."""
+
+    nodes_timeout_s: float = _setting("NODES_TIMEOUT_S", 600.0, float)
+    """How long all nodes and GPUs may take to join."""
+
+    requeue: bool = _setting("REQUEUE", False, bool)
+    """Whether a job that reaches its time limit or is preempted is put into the queue again."""
+
+    start_environment: str | None = _setting("START_ENVIRONMENT", None, str, choices=("head", "cpu-nodes"))
+    """Where the job starts environment servers; None: it starts none and NEMO_GYM_URL says where they run."""
+
+    environment_servers_per_node: int = _setting("ENVIRONMENT_SERVERS_PER_NODE", 1, int)
+    """Servers that the job starts on each node that has any."""
+
+    environment_port: int = _setting("ENVIRONMENT_PORT", 18080, int, 1024, "ports below are the system's", 65535)
+    """Port of a node's first server; the others follow."""
+
+    gym_venv: Path = _setting("GYM_VENV", Path(".venv-gym"), Path)
+    """Virtual environment that has NeMo Gym, for servers that the job starts; `make setup` makes the default."""
+
+    gym_container_image: str | None = _setting("GYM_CONTAINER_IMAGE", None, str)
+    """Image for the servers that the job starts; None: no container."""
+
+    preflight_sessions: int | None = _setting("PREFLIGHT_SESSIONS", None, int)
+    """Sessions that are held open at once before training; None: as many as training may open."""
+
+    def missing(self) -> list[str]:
+        """Return the variables without which nothing can be started, each with what it is."""
+        required = {
+            "RUN_NAME": (self.run_name, "the run's name"),
+            "RESULTS_ROOT": (self.results_root, "a folder that every node sees"),
+            "TRAIN_FILE": (self.train_file, "rows to train on"),
+            "VAL_FILE": (self.val_file, "rows to validate on"),
+        }
+        return [f"{variable} is not set: {what}" for variable, (value, what) in required.items() if value is None]
+
+
 def variables() -> tuple[str, ...]:
     """Return the name of every environment variable that the recipe reads."""
-    return tuple(f.metadata["variable"] for f in fields(RecipeSettings))
+    return tuple(f.metadata["variable"] for settings in (RecipeSettings, LaunchSettings) for f in fields(settings))
 
 
 def _raise_if_any(problems: list[str]) -> None:
@@ -191,6 +289,8 @@ def _parsed(text: str, metadata: Mapping) -> object:
     value = _checked(text, kind)
     if minimum is not None and value < minimum:
         raise ValueError(f"must be at least {minimum:g} ({metadata['why']}); raise it or unset it")
+    if metadata["maximum"] is not None and value > metadata["maximum"]:
+        raise ValueError(f"must be at most {metadata['maximum']:g}; lower it or unset it")
     return value
 
 
@@ -201,13 +301,17 @@ def _shown(value: object, kind: type) -> str:
 def _checked(value: object, kind: type) -> object:
     """Return `value` in the setting's type. Raises ValueError saying what is allowed."""
     if kind is Url:
-        return None if value is None else _base_url(value)
+        return _base_url(value)
+    if kind is Name:
+        if not isinstance(value, str) or not _NAME.fullmatch(value):
+            raise ValueError("must be a name of letters, digits, `.`, `-` and `_` that begins with a letter or digit")
+        return value
     if kind in (str, Secret):
-        if value is not None and (not isinstance(value, str) or not value or any(c.isspace() for c in value)):
+        if not isinstance(value, str) or not value or any(c.isspace() for c in value):
             raise ValueError("must be text without white space")
         return value
     if kind is Path:
-        return None if value is None else Path(value).expanduser()
+        return Path(value).expanduser()
     if kind is bool:
         if not isinstance(value, bool):
             raise ValueError("must be True or False")
