@@ -71,7 +71,7 @@ class SlurmCluster:
     # --- start and stop -----------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Return when all nodes are idle. Raises ClusterError with the end of every log; then nothing is left running."""
+        """Return when all nodes are idle. Raises ClusterError with the end of every log, and leaves nothing running."""
         if os.geteuid() != 0:
             raise ClusterError(f"not root: {NEEDS}")
         self._write_folder()
