@@ -14,7 +14,7 @@ from cpu.processes import ProcessTree
 REPO_ROOT = Path(__file__).resolve().parent.parent
 CONFIG_NAME = "cpu_practice"
 
-_ENVIRONMENT = {
+CPU_ENVIRONMENT = {
     "VERL_PLATFORM": "cpu",
     "VERL_USE_EXTERNAL_MODULES": "cpu.verl_platform",
     # verl names its FSDP engine classes after the device; the one for cuda is the one that runs on any platform.
@@ -150,7 +150,7 @@ class TrainingRun:
         python_path = os.environ.get("PYTHONPATH", "")
         return {
             **os.environ,
-            **_ENVIRONMENT,
+            **CPU_ENVIRONMENT,
             "PYTHONPATH": f"{REPO_ROOT}{os.pathsep}{python_path}" if python_path else str(REPO_ROOT),
             "NEMO_GYM_URL": self.environment_url,
             "NEMO_GYM_BROWSER_EPISODE_LOG_DIR": str(self.folder.episodes),
