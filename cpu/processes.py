@@ -4,6 +4,8 @@ Linux only: descendants are read from /proc. Chromium and Ray leave the process 
 group alone is not enough; every process started here carries a mark in its environment, which its descendants inherit.
 """
 
+import ctypes
+import errno
 import os
 import signal
 import socket
@@ -12,10 +14,11 @@ import time
 import urllib.error
 import urllib.request
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 MARK_VARIABLE = "RECIPE_PROCESS_TREE"
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
 LOG_TAIL_LINES = 5
 
 
@@ -32,20 +35,20 @@ def free_port() -> int:
 
 def port_is_free(port: int) -> bool:
     """Return whether a server could listen on this TCP port of 127.0.0.1."""
-    with socket.socket() as probe:
-        # A server's own listening socket sets this too: connections of an ended server in TIME_WAIT don't matter.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-        return True
+    return _bind_error(port, "127.0.0.1") is None
 
 
-def require_free_port(port: int, purpose: str) -> None:
-    """Return nothing when the port is free; otherwise raise ProcessError with one line that says what to do."""
-    if not port_is_free(port):
+def require_free_port(port: int, purpose: str, host: str = "127.0.0.1") -> None:
+    """Return nothing when a server could listen there; otherwise raise ProcessError: one line that says what to do."""
+    error = _bind_error(port, host)
+    if error is None:
+        return
+    if error.errno == errno.EADDRINUSE:
         raise ProcessError(f"port {port} is in use; stop what listens there (ss -ltnp) or give {purpose} another port")
+    raise ProcessError(
+        f"{purpose} can't listen on {host}:{port}: {error.strerror}; the host must be an address of this machine,"
+        " and a port below 1024 needs root"
+    )
 
 
 def parents() -> dict[int, int]:
@@ -98,8 +101,20 @@ def kill_all(pids: Iterable[int], number: signal.Signals = signal.SIGKILL) -> No
 class ProcessTree:
     """One program and all that it starts, in a session of its own so that a Ctrl-C in the terminal doesn't reach it."""
 
-    def __init__(self, name: str, command: Sequence[str], *, log_path: Path, env: Mapping[str, str], cwd: Path):
-        """Start the program; its output is appended to the log. Raises ProcessError when it can't be executed."""
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        *,
+        log_path: Path,
+        env: Mapping[str, str],
+        cwd: Path,
+        dies_with_parent: bool = False,
+    ):
+        """Start the program; its output is appended to the log. Raises ProcessError when it can't be executed.
+
+        `dies_with_parent`: the kernel kills the program (not what it has started) when the thread that runs this ends.
+        """
         self.name = name
         self.log_path = log_path
         self.mark = uuid.uuid4().hex
@@ -115,6 +130,7 @@ class ProcessTree:
                     env={**env, MARK_VARIABLE: self.mark},
                     cwd=cwd,
                     start_new_session=True,
+                    preexec_fn=_death_with(os.getpid()) if dies_with_parent else None,
                 )
             except OSError as error:
                 raise ProcessError(f"{name} could not be started: {error}") from error
@@ -165,7 +181,7 @@ class ProcessTree:
 
 def http_answers(url: str, timeout_s: float = 2.0) -> bool:
     """Return whether anything answers HTTP at this address, whatever the status."""
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # 127.0.0.1 is never behind a proxy
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # this machine is never behind a proxy
     try:
         opener.open(url, timeout=timeout_s).close()
     except urllib.error.HTTPError:
@@ -196,3 +212,27 @@ def _environment(pid: int) -> bytes:
         return Path(f"/proc/{pid}/environ").read_bytes()
     except (FileNotFoundError, ProcessLookupError, PermissionError):
         return b""  # ended meanwhile, or another user's
+
+
+def _bind_error(port: int, host: str) -> OSError | None:
+    """Return why a server could not listen there; None when it could."""
+    with socket.socket() as probe:
+        # A server's own listening socket sets this too: connections of an ended server in TIME_WAIT don't matter.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:  # socket.gaierror, for an unknown name, is one too
+            return error
+    return None
+
+
+def _death_with(parent: int) -> Callable[[], None]:
+    """Return what a new process runs before its program, so that it is killed once its parent has ended."""
+    prctl = ctypes.CDLL(None).prctl  # looked up here: between fork and exec only the call itself is safe
+
+    def ask_for_it() -> None:
+        prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
+        if os.getppid() != parent:  # ended before it was asked for
+            os._exit(1)
+
+    return ask_for_it

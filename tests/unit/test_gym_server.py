@@ -23,7 +23,6 @@ def venv(tmp_path, monkeypatch) -> Path:
     (folder / "pw-browsers").mkdir()
     (folder / "pw-browsers/CHROMIUM").write_text("/bin/true\n")
     monkeypatch.setattr(gym_server, "GYM_VENV", folder)
-    monkeypatch.setattr(gym_server, "BROWSERS_DIR", folder / "pw-browsers")
     return folder
 
 
