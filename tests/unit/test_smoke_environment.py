@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-import smoke_environment
+import smoke_episode
 from recipe_settings import variables
 from smoke_environment import SHIPPED_PAGE, check, main
 from tests.fake_environment import Do, FakeEnvironment, Fault
@@ -176,7 +176,7 @@ async def test_a_server_that_never_answers_is_bounded_by_the_timeout(path, step)
 
 
 async def test_a_close_that_hangs_is_the_failed_step_and_does_not_hold_up_the_check(monkeypatch):
-    monkeypatch.setattr(smoke_environment, "CLOSE_S", 0.2)
+    monkeypatch.setattr(smoke_episode, "CLOSE_S", 0.2)
     async with FakeEnvironment(faults=[Fault(Do.HANG, "/close_session")]) as environment:
         report, _ = await asyncio.wait_for(checked(environment), timeout=10)
     assert report.failed_step == "close"
