@@ -18,6 +18,7 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
 import patches
+from checkpoint_request import CheckpointRequest
 from environment_coordinator import coordinator_for_driver
 from episode_limits import EpisodeLimits, LimitsError
 from recipe_settings import RecipeSettings
@@ -63,6 +64,7 @@ class _Containment:
         self._reports: list[RolloutReport] = []
         self._validation_reports: list[RolloutReport] = []
         self._counted = (0, 0)
+        self._checkpoint_request = CheckpointRequest()
         self._look_at_workers_at = time.monotonic() + _WORKER_CHECK_S
         super().__init__(sampler_kwargs=sampler_kwargs, **options, **kwargs)
         # The coordinator lives as long as the process that asked for it first: that is to be the trainer's, here.
@@ -94,6 +96,7 @@ class _Containment:
                 self._validation_reports += self._reports
                 return self._without_flagged(batch), metrics
             self._judge(global_steps, StepSummary.of(self._reports))
+            self._checkpoint_request.look(getattr(self.refill_fn, "__self__", None), global_steps)
             summary = StepSummary.of(drawn + self._reports)
             return batch, metrics | summary.metrics() | self._session_metrics()
 

@@ -98,8 +98,6 @@ def _row_problems(variable: str, file: FileRows, recipe: RecipeSettings) -> list
     problems = [f"{variable}: {problem}" for problem in file.problems[:SHOWN_PROBLEMS]]
     if len(file.problems) > SHOWN_PROBLEMS:
         problems.append(f"{variable}: {len(file.problems) - SHOWN_PROBLEMS} more; see: python dataset.py {file.file}")
-    if not file.rows and not file.problems:
-        problems.append(f"{variable}: {file.file} has no rows")
     judged = [row for row in file.rows if row.scoring.judged]
     if judged and recipe.judge_url is None:
         problems.append(
