@@ -207,7 +207,9 @@ wait_for_checkpoint() { # PID: have the running step saved, as far as the time l
   local before end deadline
   before=$(last_step)
   end=$(scontrol show job --oneliner "$SLURM_JOB_ID" | grep -oE ' EndTime=[0-9T:-]+' | head -n 1) || end=''
-  deadline=$(($(date -d "${end#*=}" +%s 2>/dev/null || date +%s) - LIMIT_RESERVE_S))
+  # Without a limit somebody has sent the signal by hand: an hour is enough for any step.
+  end=$(date -d "${end#*=}" +%s 2>/dev/null || date -d '+1 hour' +%s)
+  deadline=$((end - LIMIT_RESERVE_S))
   say "the time limit is near: asking for a checkpoint after the running step (the last one: step $before)"
   mkdir -p "$CHECKPOINTS" && touch "$CHECKPOINTS/save_requested"
   while kill -0 "$1" 2>/dev/null && [[ $(last_step) == "$before" ]] && (($(date +%s) < deadline)); do
@@ -226,7 +228,7 @@ stop_all() { # TERM to every child, KILL to what is left: steps, and with them e
     for pid in "${CHILDREN[@]}"; do
       if kill -0 "$pid" 2>/dev/null; then alive+=("$pid"); fi
     done
-    if ((${#alive[@]} == 0)); then return; fi
+    if ((${#alive[@]} == 0)); then return 0; fi
     ((SECONDS < deadline)) || break
     pause
   done
@@ -234,8 +236,8 @@ stop_all() { # TERM to every child, KILL to what is left: steps, and with them e
 }
 
 requeue_if_asked() { # Slurm puts a preempted job back only if it is still there when the grace time ends
-  if [[ $REQUEUE != 1 ]]; then return; fi
-  if [[ $SIGNAL == TERM ]] && scontrol show job --oneliner "$SLURM_JOB_ID" | grep -q ' PreemptTime=None'; then return; fi
+  if [[ $REQUEUE != 1 ]]; then return 0; fi
+  if [[ $SIGNAL == TERM ]] && scontrol show job --oneliner "$SLURM_JOB_ID" | grep -q ' PreemptTime=None'; then return 0; fi
   if [[ $SIGNAL == TERM || $SIGNAL == USR1 ]]; then
     say "back into the queue"
     scontrol requeue "$SLURM_JOB_ID" || say "Slurm does not requeue this job (JobRequeue=0 or --no-requeue); submit it again"
@@ -243,6 +245,7 @@ requeue_if_asked() { # Slurm puts a preempted job back only if it is still there
 }
 
 finish() { # whatever the reason, stop everything and say how it ended
+  # Below, `return` has an argument everywhere: in a trap, bash's default is the status from before it, a failure to set -e.
   local status=$?
   trap '' TERM INT HUP USR1
   trap - EXIT
@@ -295,8 +298,10 @@ start_environment() {
 }
 
 start_ray() {
+  # Slurm sets the variables of every make of GPU, and verl refuses AMD's beside NVIDIA's (single_controller/base/worker.py).
   # shellcheck disable=SC2016 # expanded by the shell on each node
-  local program='exec "$0" -m ray.scripts.scripts start --block --disable-usage-stats --num-gpus="$1" --num-cpus="${SLURM_CPUS_ON_NODE:-$(nproc)}" --resources="{\"node_name:$SLURMD_NODENAME\": 1}" "${@:2}"'
+  local program='[[ -z ${CUDA_VISIBLE_DEVICES:-} ]] || unset ROCR_VISIBLE_DEVICES HIP_VISIBLE_DEVICES
+exec "$0" -m ray.scripts.scripts start --block --disable-usage-stats --num-gpus="$1" --num-cpus="${SLURM_CPUS_ON_NODE:-$(nproc)}" --resources="{\"node_name:$SLURMD_NODENAME\": 1}" "${@:2}"'
   STAGE='start Ray'
   container "$CONTAINER_IMAGE" train
   on 0 "$HEAD"

@@ -77,7 +77,7 @@ def test_rows_are_counted_by_who_scores_them(tmp_path):
     judge = RecipeSettings(judge_url="http://judge/v1", judge_model="m")
     lines = preflight.check_rows(settings, judge)
     assert lines == [
-        f"TRAIN_FILE {settings.train_file}: 2 rows (scored by: url_contains 1, judge 1)",
+        f"TRAIN_FILE {settings.train_file}: 2 rows (scored by: judge 1, url_contains 1)",
         f"VAL_FILE {settings.val_file}: 1 rows (scored by: url_contains 1)",
     ]
 
