@@ -143,20 +143,19 @@ class SlurmCluster:
 
     def _wait_for_nodes(self) -> None:
         deadline = time.monotonic() + START_S
-        said = "the namespaces were not set up"
-        while True:
-            if (code := self._unshare.poll()) is not None:
-                raise ClusterError(f"the namespaces ended with exit code {code}")
-            if (self.folder / "namespaces-are-ready").exists():
-                [self._init_pid] = [pid for pid, parent in parents().items() if parent == self._unshare.pid]
-                answer = self.run("sinfo", "--noheader", "--Node", "--format=%N %t")
-                said = f"sinfo says {(answer.stdout + answer.stderr).split()}"
-                idle = {line.split()[0] for line in answer.stdout.splitlines() if line.endswith(" idle")}
-                if idle == set(NODES):
-                    return
+        while not (self.folder / "namespaces-are-ready").exists():
+            self._require_running()
             if time.monotonic() > deadline:
-                raise ClusterError(f"not all nodes were idle within {START_S:g} s: {said}")
+                raise ClusterError(f"the namespaces were not set up within {START_S:g} s")
             time.sleep(POLL_S)
+        [self._init_pid] = [pid for pid, parent in parents().items() if parent == self._unshare.pid]
+        self.wait_until_idle(*NODES)
+
+    def _require_running(self) -> None:
+        if self._unshare is None:
+            raise ClusterError("the cluster is not running")
+        if (code := self._unshare.poll()) is not None:
+            raise ClusterError(f"the cluster's namespaces ended with exit code {code}")
 
     # --- commands -----------------------------------------------------------------------------------------------------
 
@@ -239,27 +238,43 @@ class SlurmCluster:
             if name not in DAEMONS and OWN_SCRIPTS.isdisjoint(arguments[1:2])
         }
 
-    # --- faults -------------------------------------------------------------------------------------------------------
+    # --- nodes --------------------------------------------------------------------------------------------------------
 
-    def kill_node(self, name: str) -> None:
-        """Kill all that runs on the node at once, its daemon among it, as a loss of power would."""
-        pid = (self.folder / f"{name}.pid").read_text().strip()
-        self._client("kill", "-KILL", pid)
+    def node_states(self) -> dict[str, str]:
+        """Return {node: state}, as sinfo abbreviates it: idle, mix, alloc, drain, down, `*` for one that is silent."""
+        answer = self.run("sinfo", "--noheader", "--Node", "--format=%N %t")
+        return dict(line.split() for line in answer.stdout.splitlines())
 
-    def start_node(self, name: str) -> None:
-        """Start a killed node again; it is of use to jobs once the controller says so."""
-        self._client("setsid", "--fork", HERE / "start_node.sh", self.folder, name)
+    def wait_until_idle(self, *nodes: str) -> None:
+        """Return when nothing runs on these nodes and they take jobs. Raises ClusterError after 30 s."""
+        deadline = time.monotonic() + START_S
+        while any((states := self.node_states()).get(node) != "idle" for node in nodes):
+            self._require_running()
+            if time.monotonic() > deadline:
+                raise ClusterError(f"not all of {', '.join(nodes)} are idle after {START_S:g} s: {states}")
+            time.sleep(POLL_S)
 
     def set_node(self, name: str, state: str) -> None:
-        """Tell the controller that the node is in this state, such as `drain` or `resume`."""
+        """Tell the controller that the node is in this state: drain, resume, down (which fails the jobs on it)."""
         self._client("scontrol", "update", f"NodeName={name}", f"State={state}", "Reason=test")
+
+    def kill_node(self, name: str) -> None:
+        """Kill all that runs on the node at once, its daemon among it, as a loss of power would.
+
+        The controller finds out after SlurmdTimeout (see slurm.conf), or is told with `set_node(name, "down")`.
+        """
+        self._client("kill", "-KILL", (self.folder / f"{name}.pid").read_text().strip())
+
+    def start_node(self, name: str) -> None:
+        """Start a killed node again; return when it is idle."""
+        self._client("setsid", "--fork", HERE / "start_node.sh", self.folder, name)
+        self.wait_until_idle(name)
 
     # --- helpers ------------------------------------------------------------------------------------------------------
 
     def _namespaces_of(self, node: str | None) -> int:
         """Return the pid, as this process sees it, whose namespaces are the node's, or the controller's for None."""
-        if self._unshare is None or self._init_pid is None:
-            raise ClusterError("the cluster is not running")
+        self._require_running()
         if node is None:
             return self._init_pid
         wanted = [str(HERE / "node.sh"), str(self.folder), node]

@@ -1,11 +1,17 @@
 """The cluster of these tests behaves as a real one does: what a submit script relies on."""
 
+import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.slurm.cluster import ClusterError, JobResult, SlurmCluster
+from cpu.processes import command_line, parents
+from tests.slurm.cluster import NODES, ClusterError, JobResult, SlurmCluster
+
+ROOT = Path(__file__).resolve().parents[2]
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -211,10 +217,87 @@ def test_a_job_that_does_not_end_in_time_is_told_with_its_reason(cluster, script
 def test_a_drained_node_takes_no_jobs_until_it_is_resumed(cluster, script, tmp_path):
     cluster.set_node("node3", "drain")
     job = cluster.submit(script("true"), "--partition=cpu", output_option(tmp_path))
-    time_limit = time.monotonic() + 20
-    while "node3" not in (reason := cluster.jobs(job)[0]["Reason"]) and "Nodes" not in reason:
-        assert time.monotonic() < time_limit, reason
-        time.sleep(0.05)
-    assert cluster.state(job) == "PENDING"
+    assert (cluster.state(job), cluster.node_states()["node3"]) == ("PENDING", "drain")
     cluster.set_node("node3", "resume")
     assert cluster.wait(job).state == "COMPLETED"
+
+
+def test_a_job_in_urgent_takes_the_nodes_of_one_in_train_which_runs_again(cluster, script, tmp_path):
+    body = """echo "restart ${SLURM_RESTART_COUNT:-none}"; [ -n "$SLURM_RESTART_COUNT" ] && exit
+trap 'echo TERM; exit 5' TERM; sleep 60 & wait"""
+    everything = "--nodes=2 --exclusive --open-mode=append".split()
+    job = cluster.submit(script(body), output_option(tmp_path), *everything)
+    wait_for_text(tmp_path / "output.txt", "restart none")
+    urgent = cluster.submit(script("true"), f"--output={tmp_path}/urgent.txt", "--partition=urgent", *everything)
+    assert cluster.wait(urgent).state == "COMPLETED"
+    assert cluster.wait(job) == JobResult("COMPLETED", exit_code=0, signal=0, restarts=1)
+    lines = [line for line in (tmp_path / "output.txt").read_text().splitlines() if "slurmstepd" not in line]
+    assert lines == ["restart none", "TERM", "restart 1"]
+
+
+def test_a_killed_node_fails_its_job_and_comes_back(cluster, script, tmp_path):
+    job = cluster.submit(script("echo ready; sleep 62"), "--partition=cpu", "--no-requeue", output_option(tmp_path))
+    wait_for_text(tmp_path / "output.txt", "ready")
+    cluster.kill_node("node3")
+    wait_for_no_processes(cluster)
+    with pytest.raises(ClusterError, match="node node3 is not running"):
+        cluster.run("true", node="node3")
+    cluster.set_node("node3", "down")
+    assert cluster.wait(job).state == "NODE_FAIL"
+    cluster.start_node("node3")
+    assert cluster.run("hostname", node="node3").stdout == "node3\n"
+    assert cluster.wait(cluster.submit(script("true"), "--partition=cpu", output_option(tmp_path))).state == "COMPLETED"
+
+
+def test_a_command_that_takes_too_long_is_killed(cluster):
+    with pytest.raises(subprocess.TimeoutExpired):
+        cluster.run("sleep", "63", timeout_s=0.3)
+    wait_for_no_processes(cluster)
+
+
+def test_a_failed_start_says_why_and_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.setitem(NODES, "node2", "not-an-address")
+    with pytest.raises(
+        ClusterError, match=r"(?s)did not start: .*ended with exit code 1.* needs root .*any valid prefix"
+    ):
+        SlurmCluster(tmp_path / "cluster").start()
+    assert not [pid for pid in parents() if str(tmp_path) in command_line(pid)]
+
+
+def test_only_root_can_start_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(ClusterError, match="not root: the cluster needs root with CAP_SYS_ADMIN"):
+        SlurmCluster(tmp_path / "cluster").start()
+
+
+def test_a_killed_test_run_leaves_no_cluster(tmp_path):
+    program = f"""
+from pathlib import Path
+from tests.slurm.cluster import SlurmCluster
+cluster = SlurmCluster(Path({str(tmp_path)!r}) / "cluster")
+cluster.start()
+print("started", flush=True)
+input()"""
+    with subprocess.Popen(
+        [sys.executable, "-c", program], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as run:
+        assert run.stdout.readline() == "started\n"
+        run.kill()
+    deadline = time.monotonic() + 10
+    while left := [pid for pid in parents() if str(tmp_path / "cluster") in command_line(pid)]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.05)
+
+
+def test_a_cluster_ends_with_all_that_ran_in_it(tmp_path, script):
+    with SlurmCluster(tmp_path / "cluster") as other:
+        other.submit(script("setsid sleep 64 & sleep 64"), output_option(tmp_path))
+        deadline = time.monotonic() + 20
+        while "sleep 64" not in other.processes().values():
+            assert time.monotonic() < deadline, other.processes()
+            time.sleep(0.05)
+    assert not [pid for pid in parents() if command_line(pid) == "sleep 64"]
+    with pytest.raises(ClusterError, match="the cluster is not running"):
+        other.run("true")
+    with pytest.raises(ClusterError, match="has held a cluster before; give it a new folder"):
+        other.start()
