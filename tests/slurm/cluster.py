@@ -28,7 +28,7 @@ ENDED_STATES = frozenset(
 OWN_SCRIPTS = frozenset(str(HERE / name) for name in ("controller.sh", "start_node.sh", "node.sh"))
 DAEMONS = frozenset(["unshare", "slurmctld", "slurmscriptd", "slurmd"])  # as in /proc/PID/comm
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-START_S = 30.0
+LIMIT_S = 30.0
 POLL_S = 0.1
 LOG_TAIL_LINES = 15
 NEEDS = (
@@ -142,11 +142,11 @@ class SlurmCluster:
         (self.folder / "etc/plugstack.conf").write_text(plugins)
 
     def _wait_for_nodes(self) -> None:
-        deadline = time.monotonic() + START_S
+        deadline = time.monotonic() + LIMIT_S
         while not (self.folder / "namespaces-are-ready").exists():
             self._require_running()
             if time.monotonic() > deadline:
-                raise ClusterError(f"the namespaces were not set up within {START_S:g} s")
+                raise ClusterError(f"the namespaces were not set up within {LIMIT_S:g} s")
             time.sleep(POLL_S)
         [self._init_pid] = [pid for pid, parent in parents().items() if parent == self._unshare.pid]
         self.wait_until_idle(*NODES)
@@ -227,6 +227,15 @@ class SlurmCluster:
         """Return when scancel has told the controller; the job ends later."""
         self._client("scancel", *options, str(job_id))
 
+    def cancel_all(self) -> None:
+        """Cancel all jobs and return when none is left in the queue. Raises ClusterError after 30 s."""
+        deadline = time.monotonic() + LIMIT_S
+        while left := self._client("squeue", "--noheader", "--format=%i %T"):
+            if time.monotonic() > deadline:
+                raise ClusterError(f"jobs do not end, even cancelled: {left.split()}\n{self.log_tails()}")
+            self._client("scancel", "--user=root")
+            time.sleep(POLL_S)
+
     def processes(self) -> dict[int, str]:
         """Return {pid: command line} of all that runs inside besides the daemons; a job's slurmstepd counts.
 
@@ -247,11 +256,11 @@ class SlurmCluster:
 
     def wait_until_idle(self, *nodes: str) -> None:
         """Return when nothing runs on these nodes and they take jobs. Raises ClusterError after 30 s."""
-        deadline = time.monotonic() + START_S
+        deadline = time.monotonic() + LIMIT_S
         while any((states := self.node_states()).get(node) != "idle" for node in nodes):
             self._require_running()
             if time.monotonic() > deadline:
-                raise ClusterError(f"not all of {', '.join(nodes)} are idle after {START_S:g} s: {states}")
+                raise ClusterError(f"not all of {', '.join(nodes)} are idle after {LIMIT_S:g} s: {states}")
             time.sleep(POLL_S)
 
     def set_node(self, name: str, state: str) -> None:
