@@ -28,6 +28,8 @@ ENDED_STATES = frozenset(
 OWN_SCRIPTS = frozenset(str(HERE / name) for name in ("controller.sh", "start_node.sh", "node.sh"))
 DAEMONS = frozenset(["unshare", "slurmctld", "slurmscriptd", "slurmd"])  # as in /proc/PID/comm
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+# Variables by which Slurm's commands take options; a test run that is itself a job would hand its own on.
+SLURM_PREFIXES = ("SLURM_", "SBATCH_", "SRUN_", "SALLOC_", "SQUEUE_", "SCANCEL_", "SINFO_")
 LIMIT_S = 30.0
 POLL_S = 0.1
 LOG_TAIL_LINES = 15
@@ -174,7 +176,7 @@ class SlurmCluster:
         enter = ["nsenter", f"--target={self._namespaces_of(node)}", *"--net --mount --pid --uts --ipc".split()]
         # nsenter can only start in `/` or in a folder that the namespace knows by no path: hence the shell's cd.
         enter += ["sh", "-c", 'cd "$0" && exec setpriv --pdeathsig KILL "$@"', str(cwd or Path.cwd())]
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(SLURM_PREFIXES)}
         inherited["PATH"] = f"{inherited.get('PATH', '')}:{SYSTEM_PATH}"
         return subprocess.run(
             [*enter, *map(str, command)],

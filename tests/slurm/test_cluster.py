@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from cpu.processes import command_line, parents
+from tests.slurm import cluster as cluster_module
 from tests.slurm.cluster import NODES, ClusterError, JobResult, SlurmCluster
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -164,7 +165,8 @@ def test_pyxis_options_reach_the_tasks_of_their_step_only(cluster, script, tmp_p
     body = """srun --container-image=registry#image:tag --container-mounts=/a:/b,/c:/d:ro --no-container-mount-home env
 echo --
 srun env"""
-    cluster.wait(cluster.submit(script(body), output_option(tmp_path)))
+    stale = {"FAKE_PYXIS_CONTAINER_NAME": "of whoever submitted"}
+    cluster.wait(cluster.submit(script(body), output_option(tmp_path), env=stale))
     inside, outside = (tmp_path / "output.txt").read_text().split("--\n")
     assert sorted(line for line in inside.splitlines() if line.startswith("FAKE_PYXIS_")) == [
         "FAKE_PYXIS_CONTAINER_IMAGE=registry#image:tag",
@@ -214,6 +216,12 @@ def test_a_job_that_does_not_end_in_time_is_told_with_its_reason(cluster, script
     assert cluster.wait(job).state == "CANCELLED"
 
 
+def test_all_jobs_can_be_cancelled_at_once(cluster, script, tmp_path):
+    jobs = [cluster.submit(script("sleep 65"), output_option(tmp_path), option) for option in ("--nodes=1", "--hold")]
+    cluster.cancel_all()
+    assert [cluster.state(job) for job in jobs] == ["CANCELLED", "CANCELLED"]
+
+
 def test_a_drained_node_takes_no_jobs_until_it_is_resumed(cluster, script, tmp_path):
     cluster.set_node("node3", "drain")
     job = cluster.submit(script("true"), "--partition=cpu", output_option(tmp_path))
@@ -255,11 +263,17 @@ def test_a_command_that_takes_too_long_is_killed(cluster):
     wait_for_no_processes(cluster)
 
 
-def test_a_failed_start_says_why_and_leaves_nothing(tmp_path, monkeypatch):
-    monkeypatch.setitem(NODES, "node2", "not-an-address")
-    with pytest.raises(
-        ClusterError, match=r"(?s)did not start: .*ended with exit code 1.* needs root .*any valid prefix"
-    ):
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        (lambda patch: patch.setitem(NODES, "node2", "no-address"), "namespaces ended with exit code 1.*valid prefix"),
+        (lambda patch: patch.setattr(cluster_module, "LIMIT_S", 0.0), "namespaces were not set up within 0 s"),
+    ],
+    ids=["the network can not be made", "too slow"],
+)
+def test_a_failed_start_says_why_and_leaves_nothing(tmp_path, monkeypatch, fault, says):
+    fault(monkeypatch)
+    with pytest.raises(ClusterError, match=rf"(?s)the Slurm cluster did not start: .*{says}"):
         SlurmCluster(tmp_path / "cluster").start()
     assert not [pid for pid in parents() if str(tmp_path) in command_line(pid)]
 
