@@ -30,8 +30,9 @@ test: ## Run the offline tests: no GPU, no browser, no server.
 	@cpu/setup.sh test
 	@HF_HUB_OFFLINE=1 $(PYTEST) tests/unit
 
-test-integration: ## Run the tests against the real server and Chromium, and two real training steps.
+test-integration: ## Run the tests against the real server, Chromium, verl's trainer and Slurm (needs root).
 	@cpu/setup.sh all
+	@tests/slurm/setup.sh
 	@HF_HUB_OFFLINE=1 $(PYTEST) $(wildcard tests/contract tests/training tests/slurm)
 
 check: ## Lint and format-check Python and shell.

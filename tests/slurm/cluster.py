@@ -28,7 +28,9 @@ ENDED_STATES = frozenset(
 OWN_SCRIPTS = frozenset(str(HERE / name) for name in ("controller.sh", "start_node.sh", "node.sh"))
 DAEMONS = frozenset(["unshare", "slurmctld", "slurmscriptd", "slurmd"])  # as in /proc/PID/comm
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-START_S = 30.0
+# Variables by which Slurm's commands take options; a test run that is itself a job would hand its own on.
+SLURM_PREFIXES = ("SLURM_", "SBATCH_", "SRUN_", "SALLOC_", "SQUEUE_", "SCANCEL_", "SINFO_")
+LIMIT_S = 30.0
 POLL_S = 0.1
 LOG_TAIL_LINES = 15
 NEEDS = (
@@ -142,21 +144,20 @@ class SlurmCluster:
         (self.folder / "etc/plugstack.conf").write_text(plugins)
 
     def _wait_for_nodes(self) -> None:
-        deadline = time.monotonic() + START_S
-        said = "the namespaces were not set up"
-        while True:
-            if (code := self._unshare.poll()) is not None:
-                raise ClusterError(f"the namespaces ended with exit code {code}")
-            if (self.folder / "namespaces-are-ready").exists():
-                [self._init_pid] = [pid for pid, parent in parents().items() if parent == self._unshare.pid]
-                answer = self.run("sinfo", "--noheader", "--Node", "--format=%N %t")
-                said = f"sinfo says {(answer.stdout + answer.stderr).split()}"
-                idle = {line.split()[0] for line in answer.stdout.splitlines() if line.endswith(" idle")}
-                if idle == set(NODES):
-                    return
+        deadline = time.monotonic() + LIMIT_S
+        while not (self.folder / "namespaces-are-ready").exists():
+            self._require_running()
             if time.monotonic() > deadline:
-                raise ClusterError(f"not all nodes were idle within {START_S:g} s: {said}")
+                raise ClusterError(f"the namespaces were not set up within {LIMIT_S:g} s")
             time.sleep(POLL_S)
+        [self._init_pid] = [pid for pid, parent in parents().items() if parent == self._unshare.pid]
+        self.wait_until_idle(*NODES)
+
+    def _require_running(self) -> None:
+        if self._unshare is None:
+            raise ClusterError("the cluster is not running")
+        if (code := self._unshare.poll()) is not None:
+            raise ClusterError(f"the cluster's namespaces ended with exit code {code}")
 
     # --- commands -----------------------------------------------------------------------------------------------------
 
@@ -175,7 +176,7 @@ class SlurmCluster:
         enter = ["nsenter", f"--target={self._namespaces_of(node)}", *"--net --mount --pid --uts --ipc".split()]
         # nsenter can only start in `/` or in a folder that the namespace knows by no path: hence the shell's cd.
         enter += ["sh", "-c", 'cd "$0" && exec setpriv --pdeathsig KILL "$@"', str(cwd or Path.cwd())]
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(SLURM_PREFIXES)}
         inherited["PATH"] = f"{inherited.get('PATH', '')}:{SYSTEM_PATH}"
         return subprocess.run(
             [*enter, *map(str, command)],
@@ -228,6 +229,15 @@ class SlurmCluster:
         """Return when scancel has told the controller; the job ends later."""
         self._client("scancel", *options, str(job_id))
 
+    def cancel_all(self) -> None:
+        """Cancel all jobs and return when none is left in the queue. Raises ClusterError after 30 s."""
+        deadline = time.monotonic() + LIMIT_S
+        while left := self._client("squeue", "--noheader", "--format=%i %T"):
+            if time.monotonic() > deadline:
+                raise ClusterError(f"jobs do not end, even cancelled: {left.split()}\n{self.log_tails()}")
+            self._client("scancel", "--user=root")
+            time.sleep(POLL_S)
+
     def processes(self) -> dict[int, str]:
         """Return {pid: command line} of all that runs inside besides the daemons; a job's slurmstepd counts.
 
@@ -239,27 +249,43 @@ class SlurmCluster:
             if name not in DAEMONS and OWN_SCRIPTS.isdisjoint(arguments[1:2])
         }
 
-    # --- faults -------------------------------------------------------------------------------------------------------
+    # --- nodes --------------------------------------------------------------------------------------------------------
 
-    def kill_node(self, name: str) -> None:
-        """Kill all that runs on the node at once, its daemon among it, as a loss of power would."""
-        pid = (self.folder / f"{name}.pid").read_text().strip()
-        self._client("kill", "-KILL", pid)
+    def node_states(self) -> dict[str, str]:
+        """Return {node: state}, as sinfo abbreviates it: idle, mix, alloc, drain, down, `*` for one that is silent."""
+        answer = self.run("sinfo", "--noheader", "--Node", "--format=%N %t")
+        return dict(line.split() for line in answer.stdout.splitlines())
 
-    def start_node(self, name: str) -> None:
-        """Start a killed node again; it is of use to jobs once the controller says so."""
-        self._client("setsid", "--fork", HERE / "start_node.sh", self.folder, name)
+    def wait_until_idle(self, *nodes: str) -> None:
+        """Return when nothing runs on these nodes and they take jobs. Raises ClusterError after 30 s."""
+        deadline = time.monotonic() + LIMIT_S
+        while any((states := self.node_states()).get(node) != "idle" for node in nodes):
+            self._require_running()
+            if time.monotonic() > deadline:
+                raise ClusterError(f"not all of {', '.join(nodes)} are idle after {LIMIT_S:g} s: {states}")
+            time.sleep(POLL_S)
 
     def set_node(self, name: str, state: str) -> None:
-        """Tell the controller that the node is in this state, such as `drain` or `resume`."""
+        """Tell the controller that the node is in this state: drain, resume, down (which fails the jobs on it)."""
         self._client("scontrol", "update", f"NodeName={name}", f"State={state}", "Reason=test")
+
+    def kill_node(self, name: str) -> None:
+        """Kill all that runs on the node at once, its daemon among it, as a loss of power would.
+
+        The controller finds out after SlurmdTimeout (see slurm.conf), or is told with `set_node(name, "down")`.
+        """
+        self._client("kill", "-KILL", (self.folder / f"{name}.pid").read_text().strip())
+
+    def start_node(self, name: str) -> None:
+        """Start a killed node again; return when it is idle."""
+        self._client("setsid", "--fork", HERE / "start_node.sh", self.folder, name)
+        self.wait_until_idle(name)
 
     # --- helpers ------------------------------------------------------------------------------------------------------
 
     def _namespaces_of(self, node: str | None) -> int:
         """Return the pid, as this process sees it, whose namespaces are the node's, or the controller's for None."""
-        if self._unshare is None or self._init_pid is None:
-            raise ClusterError("the cluster is not running")
+        self._require_running()
         if node is None:
             return self._init_pid
         wanted = [str(HERE / "node.sh"), str(self.folder), node]

@@ -18,6 +18,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
-    """Return the running cluster, whose nodes take pyxis' options. A test leaves all its nodes idle."""
+    """Return the running cluster, whose nodes take pyxis' options. A test leaves all its nodes as it found them."""
     with SlurmCluster(tmp_path_factory.mktemp("slurm") / "cluster", pyxis=True) as running:
         yield running
+
+
+@pytest.fixture(autouse=True)
+def no_job_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Cancel what a failed test has left in the queue: it would hold the nodes that the next test waits for."""
+    yield
+    if "cluster" in request.fixturenames:
+        request.getfixturevalue("cluster").cancel_all()
