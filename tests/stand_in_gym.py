@@ -2,8 +2,8 @@
 
 GET /pid answers its process id, /browser starts a process that leaves it as a browser's helper may and answers that
 one's id, /die ends it with exit code 3, /hang is the last that it answers; anything else is answered at once. How it
-starts is read from the file START of its environment: `well`, `never` (no answer ever comes), or a number, with which
-it exits.
+starts is read from the file START of its environment: `well`, `never` (no answer ever comes), `later` (once
+the file GO-PORT appears beside it), or a number, with which it exits.
 """
 
 import os
@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -64,13 +65,16 @@ class Handler(BaseHTTPRequestHandler):
 
 def main() -> None:
     """Serve until TERM, where NEMO_GYM_CONFIG_DICT says."""
-    start = (Path(os.environ["PLAYWRIGHT_BROWSERS_PATH"]).parent / "START").read_text()
+    venv = Path(os.environ["PLAYWRIGHT_BROWSERS_PATH"]).parent
+    start = (venv / "START").read_text()
     if start.isdigit():
         sys.stderr.write("stand-in: cannot start\n")
         sys.exit(int(start))
     config = os.environ["NEMO_GYM_CONFIG_DICT"].partition("entrypoint: app.py")[2]
     host = re.search(r"host: (\S+)", config)[1]
     port = int(re.search(r"port: (\d+)", config)[1])
+    while start == "later" and not (venv / f"GO-{port}").exists():
+        time.sleep(0.02)
     server = ThreadingHTTPServer((host, port), Handler)
     server.daemon_threads = True
     server.hangs = threading.Event()

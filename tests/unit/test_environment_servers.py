@@ -14,7 +14,7 @@ import pytest
 from cpu.gym_server import GymServer
 from cpu.processes import free_port, parents
 from environment_servers import KeptServer, Patience, RestartBudget, Silence, keep_all_up, main
-from tests.servers_program import ServersProgram
+from tests.servers_program import ServersProgram, free_ports
 from tests.stand_in_gym import stand_in_venv
 
 
@@ -62,12 +62,18 @@ def test_a_signal_ends_every_server_and_all_that_it_started(start, number):
     assert "stopped by a signal" in output
 
 
-def test_the_ready_file_holds_all_addresses_while_the_servers_are_kept_up(start, tmp_path):
+def test_the_ready_file_holds_all_addresses_while_the_servers_are_kept_up(start, venv, tmp_path):
+    (venv / "START").write_text("later")
     (tmp_path / "urls").write_text("http://of-an-earlier-run:1\n")
     program = start(servers=2)
     program.line("starting 2 servers")
+    assert not program.ready_file.exists()
+    (venv / f"GO-{program.port}").touch()
     program.up()
-    assert not program.ready_file.exists() or program.ready_file.read_text().startswith(program.url(0))
+    for _ in range(20):  # answers, so that a file which is written too early is there by then
+        ask(program.url(0), "/pid")
+    assert not program.ready_file.exists()
+    (venv / f"GO-{program.port + 1}").touch()
     program.up()
     wait_until(program.ready_file.exists)
     assert program.ready_file.read_text() == f"{program.url(0)},{program.url(1)}\n"
@@ -166,12 +172,12 @@ def test_clients_can_be_told_another_name_than_the_address_that_is_listened_on(s
 
 def test_a_port_in_use_is_said_before_any_server_starts(venv, tmp_path, capsys):
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
+        first = free_ports(2)
+        taken.bind(("127.0.0.1", first + 1))
         taken.listen()
-        port = taken.getsockname()[1]
-        assert main([*usual(tmp_path, port - 1), "--servers", "2", "--gym-venv", str(venv)]) == 1
+        assert main([*usual(tmp_path, first), "--servers", "2", "--gym-venv", str(venv)]) == 1
     said = capsys.readouterr()
-    assert said.err.startswith(f"error: port {port} is in use")
+    assert said.err.startswith(f"error: port {first + 1} is in use")
     assert (said.out, list((tmp_path / "logs").iterdir())) == ("", [])
 
 
