@@ -244,7 +244,7 @@ def _broken(report: LoadReport, plan: LoadPlan) -> Iterable[Broken]:
     share = report.failure_share
     if share is not None and share > limits.failure_share:
         said = f"{counts.failed} of {counts.healthy + counts.failed} episodes failed: a share of {share:.4g}"
-        worst = f"{report.failures[0].kind} at {report.failures[0].step} first: see what to do about it above"
+        worst = f"begin with the most frequent failure, {report.failures[0].kind} at {report.failures[0].step}"
         yield Broken("--max-failure-share", share, limits.failure_share, said, worst)
     for latency in report.latencies:
         option, variable, what_to_do = _LATENCY[latency.action]
@@ -272,10 +272,9 @@ def _broken(report: LoadReport, plan: LoadPlan) -> Iterable[Broken]:
 def _how_to_open_more(report: LoadReport) -> str:
     if report.ended == Ended.DURATION and not report.counts.failed:
         return "raise --duration or --seeds-at-once, so that all of them can open in time"
-    return f"find out why sessions did not open (failures above), or set {_MAX_OPEN} to what held"
-
-
-_MAX_OPEN = "NEMO_GYM_BROWSER_MAX_OPEN_SESSIONS"
+    return (
+        "find out from the failures why sessions did not open, or set NEMO_GYM_BROWSER_MAX_OPEN_SESSIONS to what held"
+    )
 
 
 def _seconds(value: float | None) -> str:
