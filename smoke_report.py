@@ -298,12 +298,13 @@ def report_lines(report: LoadReport) -> list[str]:
     )
     if len(report.servers) > 1:
         lines += [_server_line(server) for server in report.servers]
+    advised: set[str] = set()
     for f in report.failures:
-        lines += [
-            f"failure  {f.count} times {f.kind} at {f.step}, first at {f.url} with {f.start_page}",
-            f"  answered: {f.example}",
-            f"  what to do: {f.what_to_do}",
-        ]
+        lines.append(f"failure  {f.count} times {f.kind} at {f.step}, first at {f.url} with {f.start_page}")
+        lines.append(f"  answered: {f.example}")
+        if f.what_to_do not in advised:  # a dead server fails many steps with one and the same advice
+            lines.append(f"  what to do: {f.what_to_do}")
+        advised.add(f.what_to_do)
     return lines + _verdict_lines(report)
 
 
@@ -321,7 +322,7 @@ def _verdict_lines(report: LoadReport) -> list[str]:
     if report.ended in STOPPED:
         return [f"no verdict: {report.ended} before the check of {where} was over; the numbers are those so far"]
     if report.healthy:
-        return [f"healthy: {where} held {report.counts.peak_open} sessions at once"]
+        return [f"healthy: {where} held {report.counts.peak_open} open at once"]
     lines = [f"unhealthy: {where}"]
     for broken in report.broken:
         bound = "at least" if broken.threshold == "concurrency" else "at most"
