@@ -48,7 +48,7 @@ ADVICE = {
 }
 _AT_ONCE = (
     "The server does not keep up with this many sessions. Lower --concurrency (NEMO_GYM_BROWSER_MAX_OPEN_SESSIONS) or "
-    "--seeds-at-once (NEMO_GYM_BROWSER_MAX_CONCURRENT_SEEDS) until this kind is gone, or add servers, CPU or memory. "
+    "--seeds-at-once (NEMO_GYM_BROWSER_MAX_CONCURRENT_SEEDS) until this kind is gone, or add servers, CPU or memory."
 )
 _LEFT_OPEN = "A seed that was given up on keeps a browser open until the server is restarted."
 LOAD_ADVICE = {
@@ -56,15 +56,20 @@ LOAD_ADVICE = {
         "Nothing takes connections at this address, or no longer. If other episodes were healthy, the server died "
         "under the load: look at the end of its log and at its memory. If none was, start it and check host and port."
     ),
-    FailureKind.SEED_TIMEOUT: _AT_ONCE + _LEFT_OPEN,
+    FailureKind.SERVER_ERROR: (
+        "This call failed inside the server: its log at this moment says where. If some episodes were healthy, look "
+        "there for what ran out: memory, processes, open files or /dev/shm, and hold fewer sessions or add servers. "
+        f"If none was, and the answer speaks of Playwright or Chromium: {_LAUNCH}"
+    ),
+    FailureKind.SEED_TIMEOUT: f"{_AT_ONCE} {_LEFT_OPEN}",
     FailureKind.ACT_TIMEOUT: _AT_ONCE,
     FailureKind.VERIFY_TIMEOUT: _AT_ONCE,
     FailureKind.PROVIDER_FULL: (
         "The browser provider refuses more sessions. Lower NEMO_GYM_BROWSER_MAX_OPEN_SESSIONS below its limit."
     ),
     FailureKind.BROWSER_LAUNCH_FAILED: (
-        f"Chromium can't start. If some episodes were healthy, look at the memory, processes and /dev/shm that the "
-        f"server may use, and at lower concurrency. If none was: {_LAUNCH}"
+        "Chromium can't start. If some episodes were healthy, look at the memory, processes and /dev/shm that the "
+        f"server may use, and hold fewer sessions or add servers. If none was: {_LAUNCH}"
     ),
     FailureKind.BROWSER_DIED: (
         "A browser ended in the middle of its episode. The usual cause under load is memory: a session takes 160 to "
@@ -74,7 +79,7 @@ LOAD_ADVICE = {
         "The server does not know a session that it opened: it was restarted in the middle, it runs as more than one "
         "process (num_workers must be 1), or a load balancer before it does not keep each cookie on one server."
     ),
-    FailureKind.EPISODE_DEADLINE: "The episode was not over long after --duration. " + _AT_ONCE,
+    FailureKind.EPISODE_DEADLINE: f"The episode was not over long after --duration. {_AT_ONCE}",
 }
 """What is said instead where many sessions were open at once."""
 

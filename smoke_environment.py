@@ -60,7 +60,11 @@ def _parser() -> argparse.ArgumentParser:
         "--initial-url", nargs="+", metavar="U", help="observe these pages and finish (default: the shipped page)"
     )
     parser.add_argument("--timeout", type=float, metavar="S", help=f"seconds for one episode (default {TIMEOUT_S:g})")
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of lines")
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print one JSON object instead of lines (keys: Report in smoke_episode.py, LoadReport in smoke_report.py)",
+    )
     load = parser.add_argument_group(
         "under load",
         "Deadlines are those of the training: NEMO_GYM_BROWSER_SEED_TIMEOUT_S, _ACT_, _VERIFY_ and _CLOSE_TIMEOUT_S. "
@@ -128,7 +132,7 @@ def _parsed(argv: list[str] | None) -> Usage:
     try:
         # A single check of a given address needs no setting, and so works where they are still wrong.
         settings = RecipeSettings.from_env() if under_load or not arguments.url else RecipeSettings()
-        servers = _server_list(arguments.url or settings.require_environment_url())
+        servers = _server_list(arguments.url or settings.environment_url or settings.require_environment_url())
     except SettingsError as e:
         parser.error(f"no usable address ({'--url ' + repr(arguments.url) if arguments.url else 'no --url'}). {e}")
     timeout_s = arguments.timeout or TIMEOUT_S

@@ -244,7 +244,7 @@ def _broken(report: LoadReport, plan: LoadPlan) -> Iterable[Broken]:
     share = report.failure_share
     if share is not None and share > limits.failure_share:
         said = f"{counts.failed} of {counts.healthy + counts.failed} episodes failed: a share of {share:.4g}"
-        worst = f"{report.failures[0].kind} at {report.failures[0].step} first: see what to do about it above"
+        worst = f"begin with the most frequent failure, {report.failures[0].kind} at {report.failures[0].step}"
         yield Broken("--max-failure-share", share, limits.failure_share, said, worst)
     for latency in report.latencies:
         option, variable, what_to_do = _LATENCY[latency.action]
@@ -272,10 +272,9 @@ def _broken(report: LoadReport, plan: LoadPlan) -> Iterable[Broken]:
 def _how_to_open_more(report: LoadReport) -> str:
     if report.ended == Ended.DURATION and not report.counts.failed:
         return "raise --duration or --seeds-at-once, so that all of them can open in time"
-    return f"find out why sessions did not open (failures above), or set {_MAX_OPEN} to what held"
-
-
-_MAX_OPEN = "NEMO_GYM_BROWSER_MAX_OPEN_SESSIONS"
+    return (
+        "find out from the failures why sessions did not open, or set NEMO_GYM_BROWSER_MAX_OPEN_SESSIONS to what held"
+    )
 
 
 def _seconds(value: float | None) -> str:
@@ -299,12 +298,13 @@ def report_lines(report: LoadReport) -> list[str]:
     )
     if len(report.servers) > 1:
         lines += [_server_line(server) for server in report.servers]
+    advised: set[str] = set()
     for f in report.failures:
-        lines += [
-            f"failure  {f.count} times {f.kind} at {f.step}, first at {f.url} with {f.start_page}",
-            f"  answered: {f.example}",
-            f"  what to do: {f.what_to_do}",
-        ]
+        lines.append(f"failure  {f.count} times {f.kind} at {f.step}, first at {f.url} with {f.start_page}")
+        lines.append(f"  answered: {f.example}")
+        if f.what_to_do not in advised:  # a dead server fails many steps with one and the same advice
+            lines.append(f"  what to do: {f.what_to_do}")
+        advised.add(f.what_to_do)
     return lines + _verdict_lines(report)
 
 
@@ -322,7 +322,7 @@ def _verdict_lines(report: LoadReport) -> list[str]:
     if report.ended in STOPPED:
         return [f"no verdict: {report.ended} before the check of {where} was over; the numbers are those so far"]
     if report.healthy:
-        return [f"healthy: {where} held {report.counts.peak_open} sessions at once"]
+        return [f"healthy: {where} held {report.counts.peak_open} open at once"]
     lines = [f"unhealthy: {where}"]
     for broken in report.broken:
         bound = "at least" if broken.threshold == "concurrency" else "at most"

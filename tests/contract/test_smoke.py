@@ -5,7 +5,8 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
@@ -72,6 +73,45 @@ def test_the_real_server_is_healthy_for_machines_too(server):
     result = smoke(server.url, "--json")
     report = json.loads(result.stdout)
     assert (result.returncode, report["healthy"], report["failure"]) == (0, True, None)
+
+
+def test_the_real_server_holds_three_sessions_at_once(server):
+    result = smoke(server.url, "--json", "--concurrency", "3", "--episodes", "5")
+    assert result.returncode == 0, result.stdout + result.stderr
+    report = json.loads(result.stdout)
+    counts = report["counts"]
+    assert (report["healthy"], counts["peak_open"], counts["healthy"], counts["leaked"]) == (True, 3, 5, 0)
+    assert all(latency["calls"] == 5 and latency["p50_s"] > 0 for latency in report["latencies"])
+    assert server.browser_pids() == []
+
+
+def test_a_server_killed_under_load_is_unhealthy_with_the_kinds_of_its_failures(server):
+    command = [sys.executable, "smoke_environment.py", "--url", server.url, "--json"]
+    command += ["--concurrency", "3", "--episodes", "200"]
+    program = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        # Two seeds are under way at once, so that the third browser belongs to a session beside one that is open.
+        _until(lambda: len(server.browser_pids()) >= 3)
+        server.kill()
+        out, err = program.communicate(timeout=60)
+    finally:
+        program.kill()
+        program.wait()
+        server.restart()
+    assert program.returncode == 1, out + err
+    report = json.loads(out)
+    assert (report["healthy"], report["ended"]) == (False, "refused")
+    kinds = {failure["kind"] for failure in report["failures"]}
+    assert "environment_unreachable" in kinds and kinds <= {"environment_unreachable", "environment_disconnected"}
+    assert report["counts"]["begun"] < 200 and report["counts"]["leaked"] > 0
+    assert {"--max-failure-share", "leaked sessions"} <= {broken["threshold"] for broken in report["broken"]}
+
+
+def _until(holds: Callable[[], bool]) -> None:
+    gives_up_at = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < gives_up_at
+        time.sleep(0.05)
 
 
 @pytest.mark.parametrize(

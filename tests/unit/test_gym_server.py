@@ -71,6 +71,19 @@ def test_a_port_in_use_is_said_before_anything_starts(venv, tmp_path):
             GymServer(port, tmp_path / "log").start()
 
 
+def test_another_environment_and_address_can_be_given(venv, tmp_path, monkeypatch):
+    given = venv.rename(tmp_path / "given")  # the usual place is empty now
+    (given / "bin/python").write_text('#!/bin/sh\necho "$NEMO_GYM_CONFIG_DICT" in $PLAYWRIGHT_BROWSERS_PATH\n')
+    monkeypatch.chdir(tmp_path)
+    server = GymServer(free_port(), Path("log"), host="127.0.0.2", gym_venv=Path("given"))
+    assert server.url == f"http://127.0.0.2:{server.port}"
+    with pytest.raises(ProcessError, match="ended with exit code 0"):
+        server.start(timeout_s=20)
+    said = server.log_path.read_text()
+    assert f"host: 127.0.0.2\n      port: {server.port}\n" in said
+    assert f"in {given}/pw-browsers" in said
+
+
 def test_stopping_a_server_that_never_started_is_harmless(tmp_path):
     server = GymServer(free_port(), tmp_path / "log")
     server.stop()

@@ -15,11 +15,13 @@ from cpu.processes import (
     ProcessTree,
     free_port,
     http_answers,
+    parents,
     process_tree,
     require_free_port,
     wait_until_answers,
 )
 
+ROOT = Path(__file__).resolve().parents[2]
 REPORT_AND_WAIT = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
 # A grandchild in a session of its own whose parent ends at once, as a browser's helper does it.
 ESCAPE = f"""
@@ -32,10 +34,9 @@ subprocess.Popen(
 IGNORE_TERM = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {REPORT_AND_WAIT}"
 
 
-def start(tmp_path: Path, code: str) -> ProcessTree:
-    return ProcessTree(
-        "the test program", [sys.executable, "-c", code], log_path=tmp_path / "log", env=os.environ, cwd=tmp_path
-    )
+def start(tmp_path: Path, code: str, **options: bool) -> ProcessTree:
+    command = [sys.executable, "-c", code]
+    return ProcessTree("the test program", command, log_path=tmp_path / "log", env=os.environ, cwd=tmp_path, **options)
 
 
 def wait_for_reports(tree: ProcessTree, count: int) -> list[int]:
@@ -112,6 +113,41 @@ def test_a_port_in_use_is_one_clear_line():
         with pytest.raises(ProcessError, match=f"port {port} is in use; .* give the practice site another port"):
             require_free_port(port, "the practice site")
     require_free_port(port, "the practice site")
+
+
+def test_an_address_that_is_not_this_machines_is_one_clear_line():
+    with pytest.raises(ProcessError, match=r"the server can't listen on 192.0.2.1:\d+: .* an address of this machine"):
+        require_free_port(free_port(), "the server", "192.0.2.1")
+
+
+PARENT = f"""
+import os, pathlib, sys, time
+from cpu.processes import ProcessTree
+program = [sys.executable, "-c", {REPORT_AND_WAIT!r}]
+here = pathlib.Path.cwd()
+child = ProcessTree("child", program, log_path=here / "child", env=os.environ, cwd=here, dies_with_parent=True)
+print(child.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_program_that_dies_with_its_parent_does_so_when_the_parent_is_killed(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    parent = start(tmp_path, PARENT)
+    (child,) = wait_for_reports(parent, 1)
+    os.kill(parent.pid, signal.SIGKILL)
+    while child in parents():  # in a session of its own, which no signal to the parent's reaches
+        pass
+    assert parent.pids() == []
+
+
+def test_a_program_that_dies_with_its_parent_does_not_begin_once_the_parent_has_ended(tmp_path, monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "getpid", lambda: 1)  # not what the new process will find as its parent
+        tree = start(tmp_path, REPORT_AND_WAIT, dies_with_parent=True)
+    while tree.exit_code is None:
+        pass
+    assert (tree.exit_code, tree.log_path.read_text()) == (1, "")
 
 
 @pytest.mark.parametrize("status", [200, 404, 500])

@@ -1,6 +1,7 @@
 """The smoke check: healthy only when every step is, and otherwise the step, the answer and what to do."""
 
 import asyncio
+import io
 import json
 import socket
 import subprocess
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import smoke_environment
 import smoke_episode
 from recipe_settings import variables
 from smoke_environment import SHIPPED_PAGE, check, main
@@ -228,6 +230,30 @@ async def test_json_is_one_object_for_machines(capsys):
         (["--url", "http://h:1", "--timeout", "soon"], "invalid float value"),
         (["--url", "http://h:1", "--initial-url", "file:///etc/passwd"], "neither an http(s) address"),
         (["--uri", "http://h:1"], "unrecognized arguments"),
+        (["--url", "http://h:1,gym:8000"], "must be http://HOST:PORT"),
+        (["--url", "http://h:1,"], "must be http://HOST:PORT"),
+        (["--url", "http://h:1, http://h:1/"], "http://h:1 is named twice"),
+        (["--url", "http://h:1", "--initial-url", "site/index.html", "ftp://x"], "neither an http(s) address"),
+        (["--url", "http://h:1", "--episodes", "4"], "--episodes: goes with --concurrency only"),
+        (["--url", "http://h:1", "--max-act-s", "4"], "--max-act-s: goes with --concurrency only"),
+        (["--url", "http://h:1", "--max-failure-share", "0"], "--max-failure-share: goes with --concurrency only"),
+        (["--url", "http://h:1", "--concurrency", "2", "--timeout", "9"], "--timeout: not with --concurrency"),
+        (["--url", "http://h:1", "--concurrency", "-1"], "--concurrency -1: must be a whole number"),
+        (["--url", "http://h:1", "--concurrency", "few"], "invalid int value"),
+        (["--url", "http://h:1", "--concurrency", "4", "--episodes", "3"], "--episodes 3: fewer than --concurrency 4"),
+        (["--url", "http://h:1", "--concurrency", "4", "--episodes", "0"], "--episodes 0: must be"),
+        (["--url", "http://h:1", "--concurrency", "4", "--seeds-at-once", "0"], "--seeds-at-once 0: must be"),
+        (["--url", "http://h:1", "--concurrency", "4", "--duration", "0"], "--duration 0.0: must be"),
+        (["--url", "http://h:1", "--concurrency", "4", "--max-seed-s", "nan"], "--max-seed-s nan: must be"),
+        (["--url", "http://h:1", "--concurrency", "4", "--max-failure-share", "1"], "--max-failure-share 1.0: must be"),
+        (
+            ["--url", "http://h:1,http://h:2,http://h:3", "--concurrency", "2"],
+            "--concurrency 2: must be at least 1 for",
+        ),
+        (
+            ["--url", "http://h:1,http://h:2,http://h:3", "--concurrency", "3"],
+            "--seeds-at-once 2: must be at least 1 for",
+        ),
     ],
 )
 def test_wrong_usage_exits_2_and_says_why(arguments, said, capsys):
@@ -235,6 +261,94 @@ def test_wrong_usage_exits_2_and_says_why(arguments, said, capsys):
         main(arguments)
     assert error.value.code == 2
     assert said in capsys.readouterr().err
+
+
+def test_more_connections_than_this_process_may_have_are_wrong_usage(monkeypatch, capsys):
+    monkeypatch.setattr(smoke_environment.resource, "getrlimit", lambda which: (256, 1024))
+    with pytest.raises(SystemExit) as error:
+        main(["--url", "http://h:1", "--concurrency", "1000"])
+    assert error.value.code == 2
+    assert "needs 1064 open files, and this process may have 1024" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("limits", "want"),
+    [((256, 4096), [(1064, 4096)]), ((256, -1), [(1064, -1)]), ((2048, 4096), []), ((-1, -1), [])],
+    ids=["raised", "raised without bound", "enough", "no limit"],
+)
+def test_the_limit_of_open_files_is_raised_as_far_as_needed(limits, want, monkeypatch, dead_address):
+    raised = []
+    monkeypatch.setattr(smoke_environment.resource, "getrlimit", lambda which: limits)
+    monkeypatch.setattr(smoke_environment.resource, "setrlimit", lambda which, to: raised.append(to))
+    assert main(["--url", dead_address, "--concurrency", "1000"]) == 1
+    assert raised == want
+
+
+async def test_one_unhealthy_server_of_several_exits_1_and_each_has_its_episode(capsys):
+    async with FakeEnvironment() as well, FakeEnvironment(faults=[Fault(Do.STATUS, "/verify")]) as broken:
+        urls = f"{broken.url}, {well.url}/"
+        assert await asyncio.to_thread(main, ["--url", urls]) == 1
+        lines = capsys.readouterr().out.splitlines()
+        assert await asyncio.to_thread(main, ["--url", urls, "--json"]) == 1
+        assert await asyncio.to_thread(main, ["--url", well.url, "--json", "--initial-url", "site/about.html"]) == 0
+    assert [line.split()[0] for line in lines if "healthy: " in line] == ["unhealthy:", "healthy:"]
+    assert f"failed at {broken.url} (server_error)" in "".join(lines) and f"healthy: {well.url} (" in lines[-1]
+    several, one = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    assert [(c["url"], c["healthy"]) for c in several["checks"]] == [(broken.url, False), (well.url, True)]
+    assert several["healthy"] is False and one["healthy"] is True
+
+
+async def test_without_a_number_the_concurrency_is_that_of_the_settings(capsys, monkeypatch):
+    monkeypatch.setenv("NEMO_GYM_BROWSER_MAX_OPEN_SESSIONS", "5")
+    monkeypatch.setenv("NEMO_GYM_BROWSER_MAX_CONCURRENT_SEEDS", "3")
+    monkeypatch.setenv("NEMO_GYM_BROWSER_ACT_TIMEOUT_S", "50")
+    async with FakeEnvironment() as environment:
+        assert await asyncio.to_thread(main, ["--url", environment.url, "--json", "--concurrency"]) == 0
+    assert environment.seen.peak_open == 5 and len(environment.seen.seeded) == 5
+    report = json.loads(capsys.readouterr().out)
+    assert (report["healthy"], report["concurrency"], report["planned"], report["seeds_at_once"]) == (True, 5, 5, 3)
+    assert report["limits"]["act_s"] == 25.0
+
+
+async def test_an_environment_that_breaks_under_load_exits_1_with_what_to_do(capsys):
+    async with FakeEnvironment(faults=[Fault(Do.STATUS, "/seed_session", share=0.9)]) as environment:
+        options = ["--concurrency", "20", "--episodes", "30", "--seeds-at-once", "4"]
+        assert await asyncio.to_thread(main, ["--url", environment.url, *options]) == 1
+    out = capsys.readouterr().out
+    assert f"unhealthy: {environment.url}" in out and "server_error at seed" in out
+    assert "--max-failure-share: at most 0.02 is healthy" in out and "concurrency: at least 20 is healthy" in out
+
+
+async def test_thresholds_can_be_given(capsys):
+    async with FakeEnvironment(faults=[Fault(Do.STATUS, "/verify", session=1)]) as environment:
+        command = ["--url", environment.url, "--concurrency", "4"]
+        assert await asyncio.to_thread(main, command) == 1
+    async with FakeEnvironment(faults=[Fault(Do.STATUS, "/verify", session=1)]) as environment:
+        command = ["--url", environment.url, "--concurrency", "4", "--max-failure-share", "0.25"]
+        assert await asyncio.to_thread(main, command) == 0
+        assert await asyncio.to_thread(main, [*command, "--max-seed-s", "0.0001"]) == 1
+    assert "--max-seed-s: at most 0.0001 is healthy" in capsys.readouterr().out
+
+
+class Terminal(io.StringIO):
+    """A stream that says that it is a terminal."""
+
+    def isatty(self):
+        return True
+
+
+async def test_progress_is_lines_in_a_log_and_a_bar_on_a_terminal(capsys, monkeypatch):
+    monkeypatch.setattr(smoke_environment, "LINE_EVERY_S", 0.05)
+    async with FakeEnvironment(latency_s={"/browser_observe": 0.3}) as environment:
+        command = ["--url", environment.url, "--concurrency", "2"]
+        assert await asyncio.to_thread(main, command) == 0
+        lines = capsys.readouterr().err.splitlines()
+        monkeypatch.setattr(sys, "stderr", Terminal())
+        assert await asyncio.to_thread(main, command) == 0
+        shown = sys.stderr.getvalue()
+    assert "0 s: 0 of 2 episodes, 0 failed, 2 sessions open" in lines
+    assert lines[-1].endswith("s: 2 of 2 episodes, 0 failed, 0 sessions open")
+    assert "2/2" in shown and "0 open, 0 failed" in shown
 
 
 def test_the_check_needs_neither_torch_nor_verl_nor_ray():
