@@ -252,7 +252,11 @@ finish() { # whatever the reason, stop everything and say how it ended
   if $DRY_RUN || [[ -z $LOG_DIR ]]; then exit "$status"; fi
   if [[ -n $SIGNAL ]]; then say "signal $SIGNAL while: $STAGE"; fi
   stop_all
-  if [[ -n $TRAIN_STARTED ]]; then say "the last checkpoint is of step $(last_step); the same RUN_NAME goes on from there"; fi
+  if [[ -n $TRAIN_STARTED && $(last_step) == none ]]; then
+    say "no checkpoint was written"
+  elif [[ -n $TRAIN_STARTED ]]; then
+    say "the last checkpoint is of step $(last_step); the same RUN_NAME goes on from there"
+  fi
   if [[ -n $LOCK && $(<"$LOCK") == "$SLURM_JOB_ID" ]]; then rm -f "$LOCK"; fi
   say "exit code $status (logs: $LOG_DIR)"
   requeue_if_asked

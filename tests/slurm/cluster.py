@@ -173,19 +173,35 @@ class SlurmCluster:
 
         `env` is added to this process's own variables. Raises subprocess.TimeoutExpired; the command is then dead.
         """
-        enter = ["nsenter", f"--target={self._namespaces_of(node)}", *"--net --mount --pid --uts --ipc".split()]
-        # nsenter can only start in `/` or in a folder that the namespace knows by no path: hence the shell's cd.
-        enter += ["sh", "-c", 'cd "$0" && exec setpriv --pdeathsig KILL "$@"', str(cwd or Path.cwd())]
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith(SLURM_PREFIXES)}
-        inherited["PATH"] = f"{inherited.get('PATH', '')}:{SYSTEM_PATH}"
         return subprocess.run(
-            [*enter, *map(str, command)],
-            env={**inherited, **(env or {})},
+            self._inside(command, cwd, node),
+            env={**self._environment(), **(env or {})},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             timeout=timeout_s,
         )
+
+    def spawn(self, *command: str | Path, log: Path, cwd: Path | None = None) -> subprocess.Popen:
+        """Return the command as a process that runs beside the controller; it ends with this process at the latest."""
+        with log.open("wb") as output:
+            return subprocess.Popen(
+                self._inside(command, cwd, None),
+                env=self._environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+
+    def _inside(self, command: tuple[str | Path, ...], cwd: Path | None, node: str | None) -> list[str]:
+        enter = ["nsenter", f"--target={self._namespaces_of(node)}", *"--net --mount --pid --uts --ipc".split()]
+        # nsenter can only start in `/` or in a folder that the namespace knows by no path: hence the shell's cd.
+        enter += ["sh", "-c", 'cd "$0" && exec setpriv --pdeathsig KILL "$@"', str(cwd or Path.cwd())]
+        return [*enter, *map(str, command)]
+
+    def _environment(self) -> dict[str, str]:
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(SLURM_PREFIXES)}
+        return {**inherited, "PATH": f"{inherited.get('PATH', '')}:{SYSTEM_PATH}"}
 
     def submit(
         self,
