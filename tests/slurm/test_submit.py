@@ -147,9 +147,11 @@ def test_settings_with_a_fault_end_the_job_before_anything_starts(rehearsal):
 
 
 def test_an_environment_that_is_down_is_said_and_no_training_starts(rehearsal):
-    job = rehearsal.submit("down", START_ENVIRONMENT="", NEMO_GYM_URL="http://10.77.0.1:9")
+    elsewhere = rehearsal.folder / "elsewhere.env"
+    elsewhere.write_text(rehearsal.settings.read_text().replace("START_ENVIRONMENT='head'\n", ""))
+    job = rehearsal.submit("down", settings=elsewhere, NEMO_GYM_URL="http://10.77.0.1:9")
     assert job.wait(300).exit_code == 1
-    assert "environment_unreachable" in job.said() and "Start the server" in job.said()
+    assert "environment_unreachable at seed" in job.said() and "Nothing takes connections" in job.said()
     assert not list(job.log("").glob("ray-*")) and not job.log("train.log").exists()
 
 
