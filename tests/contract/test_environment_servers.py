@@ -15,7 +15,7 @@ from smoke_environment import SHIPPED_PAGE, check
 from tests.contract.episodes import exchange
 from tests.servers_program import ServersProgram
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(240)
 
 
 @pytest.fixture
