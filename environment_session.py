@@ -197,8 +197,8 @@ class BrowserSession:
     async def seed(self, initial_url: str, verifier_metadata: Mapping[str, Any]) -> Failure | None:
         """Open a browser on the task's start page; return why that failed, or None.
 
-        While the environment is down this waits at the gate, unless it may leave; and a refused connection is asked for
-        again. What was given up is told by `turned_away`.
+        While the environment is down this waits at the gate, and a refused connection is asked for again; a session
+        that may leave does neither, and says by `turned_away` whether to come back.
         """
         body = {"initial_url": initial_url, "verifier_metadata": dict(verifier_metadata)}
         self._context = CallContext(Call.SEED, start_url=initial_url, blocked_patterns=self._blocked_patterns)
@@ -213,13 +213,14 @@ class BrowserSession:
                 failure = (await self._shielded_call(Call.SEED, self._seed_in_slot(slot, body))).failure
                 if failure is None or failure.kind is not FailureKind.ENVIRONMENT_UNREACHABLE:
                     return self._latch(failure)
-                if answer is Pass.LAST_CHANCE or time.monotonic() > gives_up_at:
+                if answer is Pass.LAST_CHANCE or self._may_leave or time.monotonic() > gives_up_at:
                     break
-            self.turned_away = Pass.ELSEWHERE if answer is Pass.ELSEWHERE else Pass.REFUSED
-            evidence = f"{self._base_url} is down"
-            if self.turned_away is Pass.REFUSED:
+            if self._may_leave and answer in (Pass.GO, Pass.ELSEWHERE):
+                self.turned_away, evidence = Pass.ELSEWHERE, f"{self._base_url} is down"
+            else:
                 patience_s = self._settings.outage_patience_s
                 evidence = f"{self._base_url} was down for more than {patience_s:g} s (outage patience)"
+                self.turned_away = Pass.REFUSED
             return self._latch(failure_of(FailureKind.ENVIRONMENT_DOWN, evidence))
 
     async def act(self, action: BrowserAction) -> StepResult:

@@ -46,7 +46,7 @@ class Coordinator:
     def __init__(self):
         self.reports = []
         self.asked = 0
-        self.now = SimpleNamespace(opened=0, closed=0, open_now=0, down_s=0.0)
+        self.now = SimpleNamespace(opened=0, closed=0, open_now=0, down_s=0.0, down_servers=())
 
     def take_reports(self, uids):
         taken = [report for report in self.reports if report.uid in uids]
@@ -251,10 +251,10 @@ def test_a_validation_without_a_valid_rollout_halts_with_the_clear_error(world):
 def test_session_metrics_are_those_of_the_step(world):
     buffer = sampler(world)
     world.play("train", "a", 1.0)
-    world.coordinator.now = SimpleNamespace(opened=5, closed=3, open_now=2, down_s=0.0)
+    world.coordinator.now = SimpleNamespace(opened=5, closed=3, open_now=2, down_s=0.0, down_servers=())
     draw(buffer, 1)
     world.play("train", "b", 1.0)
-    world.coordinator.now = SimpleNamespace(opened=9, closed=9, open_now=0, down_s=0.0)
+    world.coordinator.now = SimpleNamespace(opened=9, closed=9, open_now=0, down_s=0.0, down_servers=())
     _, metrics = draw(buffer, 2)
     assert metrics["browser/sessions_opened"] == 4.0
     assert metrics["browser/sessions_closed"] == 6.0

@@ -148,7 +148,7 @@ async def test_seed_beyond_patience_asks_the_environment_at_most_once(environmen
         asks.append(name)
         return await call(session, name, *arguments)
 
-    async def answered(gate):
+    async def answered(gate, may_leave):
         return 1, answer
 
     monkeypatch.setattr(BrowserSession, "_call", counted)
