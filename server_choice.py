@@ -86,6 +86,8 @@ class RolloutServers:
         self._patience_s = servers[0].settings.outage_patience_s
         self._draw = {server: hashlib.sha256(f"{rollout} {server.url}".encode()).digest() for server in servers}
         self._tried: Counter[Server] = Counter()
+        self._last: Server | None = None
+        """The server of the last attempt."""
         self._refused_by: set[Server] = set()
         """Servers whose outage has outlasted its patience."""
         self._rounds = 0
@@ -113,6 +115,7 @@ class RolloutServers:
         """
         if turned_away is None:
             self._tried[server] += 1
+            self._last = server
             self._refused_by.clear()
             self._rounds, self._gives_up_at = 0, None
             return False
@@ -134,7 +137,7 @@ class RolloutServers:
         return True
 
     def _choose(self) -> Server:
-        """Return a server that is up; the one that this rollout has tried least, and this event loop uses least.
+        """Return a server that is up; of these the one that this rollout has tried least, and this event loop uses least.
 
         Every agent-loop worker spreads its own rollouts evenly, so their sum is even without a word between them. What
         counts is what waits or runs, not what was handed out: a slow server gets less. Equal servers are drawn by the
@@ -149,6 +152,7 @@ class RolloutServers:
                 max(0.0, server.down_until - now),
                 server in self._refused_by,
                 self._tried[server],
+                server is self._last,
                 server.attempts,
                 self._draw[server],
             ),

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -151,7 +152,8 @@ async def test_one_who_may_leave_is_sent_elsewhere_whatever_call_is_lost_and_hol
     assert await waits(waiting)
     if lost != "join":
         actor.lose.append(lost)
-    gate.note_seed(slot, failure_of(FailureKind.ENVIRONMENT_UNREACHABLE, "refused"))
+    refused = failure_of(FailureKind.ENVIRONMENT_UNREACHABLE, "refused")
+    gate.note_seed(slot, replace(refused, retry_after_s=60.0))  # no trial is due in this test
     assert (await asyncio.wait_for(waiting, 20.0))[1] is Pass.ELSEWHERE
     assert actor.lose == []
     gate.free_verify_slot(await asyncio.wait_for(gate.take_verify_slot(), 20.0))
