@@ -30,7 +30,7 @@ DOWN_FOR_S = 30.0
 
 @dataclass(eq=False)
 class Server:
-    """One environment server, as the rollouts of one event loop see it."""
+    """One environment server, as the rollouts of one event loop see it. Raises SettingsError when no address is set."""
 
     settings: RecipeSettings
     """Its address and its share of the caps."""
@@ -40,10 +40,8 @@ class Server:
     down_until: float = 0.0
     """When it may be asked again; in the past unless it turned a rollout away."""
 
-    @property
-    def url(self) -> str:
-        """Its base address."""
-        return self.settings.require_environment_url()
+    def __post_init__(self) -> None:
+        self.url = self.settings.require_environment_url()
 
     def answered(self) -> None:
         """Note that it answered a seed."""
@@ -137,7 +135,7 @@ class RolloutServers:
         return True
 
     def _choose(self) -> Server:
-        """Return a server that is up; of these the one that this rollout has tried least, and this event loop uses least.
+        """Return a server that is up; of these one that this rollout has tried least and this event loop uses least.
 
         Every agent-loop worker spreads its own rollouts evenly, so their sum is even without a word between them. What
         counts is what waits or runs, not what was handed out: a slow server gets less. Equal servers are drawn by the

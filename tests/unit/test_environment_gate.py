@@ -139,8 +139,21 @@ async def test_outage_beyond_patience_fails_the_seed_and_later_seeds_at_once(env
     assert recovered is None
 
 
-@pytest.mark.parametrize(("answer", "asked"), [(Pass.REFUSED, 0), (Pass.LAST_CHANCE, 1)])
-async def test_seed_beyond_patience_asks_the_environment_at_most_once(environment, monkeypatch, answer, asked):
+@pytest.mark.parametrize(
+    ("answer", "may_leave", "asked", "turned_away"),
+    [
+        (Pass.REFUSED, False, 0, Pass.REFUSED),
+        (Pass.LAST_CHANCE, False, 1, Pass.REFUSED),
+        (Pass.REFUSED, True, 0, Pass.REFUSED),
+        (Pass.LAST_CHANCE, True, 1, Pass.REFUSED),
+        (Pass.ELSEWHERE, True, 0, Pass.ELSEWHERE),
+        # The gate is open: other machines reach the server.
+        (Pass.GO, True, 1, Pass.ELSEWHERE),
+    ],
+)
+async def test_seed_beyond_patience_or_with_another_server_asks_this_one_at_most_once(
+    environment, monkeypatch, answer, may_leave, asked, turned_away
+):
     asks = []
     call = BrowserSession._call
 
@@ -148,15 +161,17 @@ async def test_seed_beyond_patience_asks_the_environment_at_most_once(environmen
         asks.append(name)
         return await call(session, name, *arguments)
 
-    async def answered(gate, may_leave):
+    async def answered(gate, leaves):
+        assert leaves is may_leave
         return 1, answer
 
     monkeypatch.setattr(BrowserSession, "_call", counted)
     monkeypatch.setattr(EnvironmentGate, "take_seed_slot", answered)
     chosen = settings(environment)
     await environment.stop()
-    failure, _ = await asyncio.wait_for(seeded(chosen, EnvironmentGate(chosen)), 20.0)
-    assert failure.kind is FailureKind.ENVIRONMENT_DOWN
+    async with BrowserSession(chosen, EnvironmentGate(chosen), may_leave=may_leave) as session:
+        failure = await asyncio.wait_for(session.seed(START, SPEC), 20.0)
+    assert (failure.kind, session.turned_away) == (FailureKind.ENVIRONMENT_DOWN, turned_away)
     assert asks.count(Call.SEED) == asked
 
 

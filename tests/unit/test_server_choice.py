@@ -8,7 +8,7 @@ import pytest
 
 import server_choice
 from environment_gate import Pass
-from recipe_settings import RecipeSettings
+from recipe_settings import RecipeSettings, SettingsError
 from server_choice import DOWN_FOR_S, Server, ServerChoice
 
 URLS = ("http://a:1", "http://b:1", "http://c:1")
@@ -146,6 +146,11 @@ async def test_single_server_that_refuses_ends_the_rollout(clock):
     servers = choice.for_rollout("u", 0)
     assert servers.may_leave is False
     assert await servers.moves_on(choice.servers[0], REFUSED) is False
+
+
+async def test_without_an_address_there_is_no_choice():
+    with pytest.raises(SettingsError, match="NEMO_GYM_URL is not set"):
+        ServerChoice.shared(RecipeSettings())
 
 
 async def test_servers_are_shared_within_one_event_loop():

@@ -161,3 +161,4 @@ async def test_whichever_server_comes_back_first_goes_on_with_all_rollouts(serve
     assert_all_valid(played, 6)
     assert [(record["server"], record["attempt"]) for record in played.records] == [(servers[1].url, 1)] * 6
     assert min(record["waiting_s"] for record in played.records) > 0.2
+    assert played.servers[1].down_until == 0.0
