@@ -148,7 +148,6 @@ class RolloutServers:
             self._servers,
             key=lambda server: (
                 max(0.0, server.down_until - now),
-                server in self._refused_by,
                 self._tried[server],
                 server is self._last,
                 server.attempts,

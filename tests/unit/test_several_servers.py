@@ -30,7 +30,8 @@ def play(build, tmp_path, monkeypatch):
 
     def play(servers, rollouts, replies=(CLICK_ABOUT, FINISH), at_once=True, settings=None, **given):
         urls = SimpleNamespace(url=",".join(server.url for server in servers))
-        settings = {"outage_patience_s": 20.0, "outage_after_seeds": 1000} | (settings or {})
+        # Who waits for a server that is down beyond the test's own time limit fails the test.
+        settings = {"outage_patience_s": 600.0, "outage_after_seeds": 1000} | (settings or {})
         loops = [build(urls, replies, settings=settings, **given)[0] for _ in range(rollouts)]
         for loop in loops:
             loop.servers = loops[0].servers  # as in one worker
