@@ -237,6 +237,7 @@ class Episode:
             task_id=task.task_id,
             split=task.split,
             data_source=task.data_source,
+            server=self.server,
             stop_reason="" if self.failure else str(self.stop_reason),
             reward=None if self.failure else self.reward,
             failure_kind=str(self.failure.kind) if self.failure else "",
