@@ -167,7 +167,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--timeout", type=float, default=600.0, metavar="S", help="for the nodes to join (default 600)")
     arguments = parser.parse_args(argv)
     settings = RecipeSettings.from_env()
-    urls = [url for url in (settings.environment_url, settings.judge_url) if url]
+    urls = [*settings.environment_urls, *([settings.judge_url] if settings.judge_url else [])]
 
     def say(line: str) -> None:
         print(f"cluster: {line}", flush=True)

@@ -43,6 +43,8 @@ class Episode:
 
     request_id: str
     sampling_params: dict[str, Any]
+    server: str
+    """Base address of the environment server that it runs on."""
     session: BrowserSession | None = None
     conversation: Conversation = field(default_factory=Conversation)
     rows: list[Row] = field(default_factory=list)
@@ -75,6 +77,8 @@ class Episode:
     failure: Failure | None = None
     lost_s: float = 0.0
     """Seconds of the rollout's deadline that its earlier attempts, all spoiled by the environment, have used up."""
+    waited_s: float = 0.0
+    """Seconds for which the attempt had waited for servers that turned it away."""
 
     @contextmanager
     def generating(self) -> Iterator[None]:
@@ -93,6 +97,11 @@ class Episode:
     def used_s(self) -> float:
         """Seconds of the episode deadline that are used up, by this attempt and those before it."""
         return self.lost_s + self.generation_s + self.session.environment_s
+
+    @property
+    def waiting_s(self) -> float:
+        """Seconds for which the attempt has waited for a session."""
+        return self.waited_s + self.session.waiting_s
 
     def add_reply(self, output: Any, status: CallStatus, *, kept: bool = True) -> None:
         """Record a model call, and take over the engine's own fields."""
@@ -228,6 +237,7 @@ class Episode:
             task_id=task.task_id,
             split=task.split,
             data_source=task.data_source,
+            server=self.server,
             stop_reason="" if self.failure else str(self.stop_reason),
             reward=None if self.failure else self.reward,
             failure_kind=str(self.failure.kind) if self.failure else "",
@@ -239,7 +249,7 @@ class Episode:
             answer=self.answer,
             generation_s=round(self.generation_s, 3),
             environment_s=round(self.session.environment_s, 3),
-            waiting_s=round(self.session.waiting_s, 3),
+            waiting_s=round(self.waiting_s, 3),
             compactions=self.compactions,
             discarded_calls=self.conversation.discarded,
             cut_calls=self.cut_calls,

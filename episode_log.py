@@ -33,6 +33,8 @@ class AttemptRecord:
     task_id: str = ""
     split: str = ""
     data_source: str = ""
+    server: str = ""
+    """Base address of the environment server that the attempt ran on."""
     stop_reason: str = ""
     """Why the episode ended; empty if the attempt is invalid."""
     reward: float | None = None

@@ -79,7 +79,8 @@ load_settings() { # FILE: export every setting, from the environment, the file, 
   fi
   # The names of folders, and numbers that are used before preflight.py looks at them all.
   [[ -z $RUN_NAME || $RUN_NAME =~ ^[A-Za-z0-9][A-Za-z0-9._-]*$ ]] || PROBLEMS+=("$file: RUN_NAME=$RUN_NAME: letters, digits, . _ - only")
-  for key in GPUS_PER_NODE RAY_PORT ENVIRONMENT_PORT ENVIRONMENT_SERVERS_PER_NODE NEMO_GYM_BROWSER_MAX_OPEN_SESSIONS; do
+  for key in GPUS_PER_NODE RAY_PORT ENVIRONMENT_PORT ENVIRONMENT_SERVERS_PER_NODE NEMO_GYM_BROWSER_MAX_OPEN_SESSIONS \
+    NEMO_GYM_BROWSER_MAX_CONCURRENT_SEEDS; do
     [[ ${!key} =~ ^[1-9][0-9]*$ ]] || PROBLEMS+=("$file: $key=${!key}: must be a whole number of at least 1")
   done
   [[ $START_ENVIRONMENT =~ ^(|head|cpu-nodes)$ ]] || PROBLEMS+=("$file: START_ENVIRONMENT=$START_ENVIRONMENT: head, cpu-nodes, or empty")

@@ -90,6 +90,10 @@ find_nodes() {
   fi
   HEAD=${NODES[0]}
   if [[ $START_ENVIRONMENT == head ]]; then ENVIRONMENT_NODES=("$HEAD"); fi
+  local servers=$((${#ENVIRONMENT_NODES[@]} * ENVIRONMENT_SERVERS_PER_NODE)) key
+  for key in NEMO_GYM_BROWSER_MAX_OPEN_SESSIONS NEMO_GYM_BROWSER_MAX_CONCURRENT_SEEDS; do
+    ((${!key} >= servers)) || die 2 "$key=${!key} is less than 1 for each of the $servers servers that the job starts; raise it"
+  done
 }
 
 address_of() { # NODE: prints the IPv4 address under which Slurm reaches it; names cost gRPC 40 s where DNS is slow
@@ -220,9 +224,10 @@ wait_for_checkpoint() { # PID: have the running step saved, as far as the time l
   say "the last checkpoint is of step $(last_step)"
 }
 
-stop_all() { # TERM to every child, KILL to what is left: steps, and with them everything that they started
-  local pid deadline=$((SECONDS + STOP_GRACE_S)) alive
-  for pid in "${CHILDREN[@]}"; do kill -TERM "$pid" 2>/dev/null || true; done
+stop_all() { # TERM to what the steps run, KILL to what is left of them
+  local pid deadline=$((SECONDS + STOP_GRACE_S)) alive job
+  # Through Slurm: a TERM to an srun has its step killed at once, and the environment's browsers would be left to themselves.
+  for job in "$SLURM_JOB_ID" ${SLURM_JOB_ID_HET_GROUP_1:-}; do scancel --quiet --signal=TERM "$job" 2>/dev/null || true; done
   while :; do
     alive=()
     for pid in "${CHILDREN[@]}"; do
@@ -232,15 +237,18 @@ stop_all() { # TERM to every child, KILL to what is left: steps, and with them e
     ((SECONDS < deadline)) || break
     pause
   done
-  kill -KILL "${alive[@]}" 2>/dev/null || true
+  kill -TERM "${alive[@]}" 2>/dev/null || true
 }
 
-requeue_if_asked() { # Slurm puts a preempted job back only if it is still there when the grace time ends
+preempted() { # Slurm then stops the steps first, and a script that ends before its own TERM comes ends the job for good
+  scontrol show job --oneliner "$SLURM_JOB_ID" | grep -qE ' PreemptTime=[0-9]'
+}
+
+requeue_if_asked() {
   if [[ $REQUEUE != 1 ]]; then return 0; fi
-  if [[ $SIGNAL == TERM ]] && scontrol show job --oneliner "$SLURM_JOB_ID" | grep -q ' PreemptTime=None'; then return 0; fi
-  if [[ $SIGNAL == TERM || $SIGNAL == USR1 ]]; then
+  if [[ $SIGNAL == USR1 ]] || preempted; then
     say "back into the queue"
-    scontrol requeue "$SLURM_JOB_ID" || say "Slurm does not requeue this job (JobRequeue=0 or --no-requeue); submit it again"
+    scontrol requeue "$SLURM_JOB_ID" || say "Slurm does not requeue this job (see its words above); submit it again"
   fi
 }
 
