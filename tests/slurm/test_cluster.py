@@ -197,6 +197,12 @@ def test_pyxis_options_that_pyxis_refuses_are_refused(cluster, options, says):
     assert says in answer.stderr
 
 
+def test_of_mounts_that_are_given_twice_slurm_hands_on_the_last(cluster):
+    options = "--container-image=a --container-mounts=/a:/b --container-mounts=/c:/d".split()
+    lines = cluster.run("srun", *options, "env").stdout.splitlines()
+    assert [line for line in lines if "MOUNTS" in line] == ["FAKE_PYXIS_CONTAINER_MOUNTS=/c:/d"]
+
+
 def test_pyxis_options_without_an_image_are_ignored_with_an_error(cluster):
     answer = cluster.run("srun", "--container-workdir=/x", "env")
     assert answer.returncode == 0 and "FAKE_PYXIS_" not in answer.stdout
