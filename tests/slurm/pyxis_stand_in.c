@@ -1,8 +1,8 @@
 /* A SPANK plugin in the place of pyxis (https://github.com/NVIDIA/pyxis): takes pyxis' options, starts no container.
  *
  * Each option reaches the task as FAKE_PYXIS_NAME=value, FAKE_PYXIS_NAME=1 for an option without a value: for example
- * FAKE_PYXIS_CONTAINER_IMAGE and FAKE_PYXIS_NO_CONTAINER_MOUNT_HOME. Values that pyxis 0.20 refuses before it looks at
- * an image are refused here: an empty value, two images, a mount that is not SRC:DST[:FLAGS], both forms of a switch.
+ * FAKE_PYXIS_CONTAINER_IMAGE and FAKE_PYXIS_NO_CONTAINER_MOUNT_HOME. What pyxis refuses before it looks at an image
+ * (args.c there) is refused here: an empty value, two images, a mount that is not SRC:DST[:FLAGS], both of a pair.
  * Without an image or a name pyxis ignores the other options with an error in the log; so does this.
  */
 #include <slurm/spank.h>

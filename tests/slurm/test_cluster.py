@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import time
+import uuid
 from pathlib import Path
 
 import pytest
@@ -66,14 +67,16 @@ def test_a_job_on_two_nodes_sees_two_machines_with_a_gpu_each(cluster, script, t
 
 
 def test_nodes_share_files_but_not_their_memory_folders(cluster, tmp_path):
+    mark = f"mark-{uuid.uuid4().hex}"
+    folders = ("/dev/shm", "/tmp/ray")
     for name in ("node1", "node2"):
-        mark = f"echo {name} >> /dev/shm/mark; echo {name} >> /tmp/ray/mark; echo {name} >> {tmp_path}/mark"
-        assert cluster.run("sh", "-c", mark, node=name).returncode == 0
-    for folder in ("/dev/shm", "/tmp/ray"):
-        assert cluster.run("cat", f"{folder}/mark", node="node2").stdout == "node2\n"
-        assert cluster.run("rm", f"{folder}/mark", node="node1").returncode == 0
-        assert not Path(folder, "mark").exists()
-    assert (tmp_path / "mark").read_text() == "node1\nnode2\n"
+        write = "; ".join(f"echo {name} >> {folder}/{mark}" for folder in (*folders, tmp_path))
+        assert cluster.run("sh", "-c", write, node=name).returncode == 0
+    for folder in folders:
+        assert cluster.run("cat", f"{folder}/{mark}", node="node2").stdout == "node2\n"
+        assert cluster.run("rm", f"{folder}/{mark}", node="node1").returncode == 0
+        assert not Path(folder, mark).exists()
+    assert (tmp_path / mark).read_text() == "node1\nnode2\n"
 
 
 @pytest.mark.parametrize(
@@ -195,6 +198,12 @@ def test_pyxis_options_that_pyxis_refuses_are_refused(cluster, options, says):
     answer = cluster.run("srun", *options.split(), "true")
     assert answer.returncode != 0
     assert says in answer.stderr
+
+
+def test_of_mounts_that_are_given_twice_slurm_hands_on_the_last(cluster):
+    options = "--container-image=a --container-mounts=/a:/b --container-mounts=/c:/d".split()
+    lines = cluster.run("srun", *options, "env").stdout.splitlines()
+    assert [line for line in lines if "MOUNTS" in line] == ["FAKE_PYXIS_CONTAINER_MOUNTS=/c:/d"]
 
 
 def test_pyxis_options_without_an_image_are_ignored_with_an_error(cluster):
