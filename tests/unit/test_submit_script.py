@@ -254,3 +254,12 @@ def test_an_environment_beside_the_job_starts_before_the_smoke_check(tmp_path, w
     assert server[server.index("--servers") + 1] == "2"
     assert ("--het-group=1" in server) == (where == "cpu-nodes")
     assert "smoke_environment.py" in smoke
+
+
+@pytest.mark.parametrize("key", ["NEMO_GYM_BROWSER_MAX_OPEN_SESSIONS", "NEMO_GYM_BROWSER_MAX_CONCURRENT_SEEDS"])
+def test_each_server_that_the_job_starts_needs_its_share_of_the_caps(tmp_path, key):
+    beside = {"NEMO_GYM_URL": None, "START_ENVIRONMENT": "head", "ENVIRONMENT_SERVERS_PER_NODE": "3"}
+    caps = {"NEMO_GYM_BROWSER_MAX_OPEN_SESSIONS": "3", "NEMO_GYM_BROWSER_MAX_CONCURRENT_SEEDS": "3"}
+    assert submit("--dry-run", "--config-env", written(tmp_path, **beside, **caps)).returncode == 0
+    done = submit("--dry-run", "--config-env", written(tmp_path, **beside, **caps | {key: "2"}))
+    assert done.returncode == 2 and f"{key}=2 is less than 1 for each of the 3 servers" in done.stderr
