@@ -222,7 +222,6 @@ class _Load:
     def _end(self, why: Ended) -> None:
         """Let no further episode begin; those that are open go on."""
         self._ended = self._ended or why
-        self._all_open.set()
 
     def _stop(self, why: Ended) -> None:
         """End the run now, closing what is open."""

@@ -39,8 +39,8 @@ def thresholds(report):
     ("n", "m", "k"), [(1, 1, 1), (1, 3, 1), (4, 4, 2), (8, 20, 3), (16, 16, 16), (40, 40, 5)], ids=lambda value: value
 )
 async def test_exactly_as_many_sessions_as_told_are_open_at_the_peak_and_never_more(n, m, k):
-    # A seed takes a moment, so that seeds that may overlap do.
-    async with FakeEnvironment(latency_s={"/seed_session": 0.01}) as environment:
+    # Both take a moment, so that those that may overlap do.
+    async with FakeEnvironment(latency_s={"/seed_session": 0.01, "/verify": 0.01}) as environment:
         report = await measured(environment.url, n=n, m=m, k=k)
         assert environment.open_sessions == set()
     assert report.healthy and report.ended == Ended.EPISODES
@@ -108,11 +108,11 @@ async def test_failures_are_counted_by_step_and_kind_and_leaks_are_found(name):
 
 async def test_a_hung_seed_is_given_up_at_its_deadline_and_counts_with_the_time_it_took():
     async with FakeEnvironment(faults=[Fault(Do.HANG, "/seed_session", session=2)]) as environment:
-        report = await measured(environment.url, n=3, k=3, seed_timeout_s=0.3)
+        report = await measured(environment.url, n=3, k=3, seed_timeout_s=1.5)
     assert [(f.step, f.kind, f.count) for f in report.failures] == [("seed", "seed_timeout", 1)]
     assert (report.counts.seeds_given_up, report.counts.opened, report.counts.peak_open) == (1, 2, 2)
     seed = report.latencies[0]
-    assert (seed.action, seed.calls) == ("seed", 3) and seed.max_s >= 0.3
+    assert (seed.action, seed.calls) == ("seed", 3) and seed.max_s >= 1.5
 
 
 async def test_start_pages_are_taken_in_turn():
@@ -125,7 +125,7 @@ async def test_start_pages_are_taken_in_turn():
 
 async def test_the_duration_ends_a_run_whose_episodes_would_go_on():
     async with FakeEnvironment() as environment:
-        report = await measured(environment.url, n=2, m=1_000_000, duration_s=0.3)
+        report = await measured(environment.url, n=2, m=1_000_000, duration_s=1.0)
         assert environment.open_sessions == set()
     assert report.ended == Ended.DURATION and report.healthy
     assert 2 <= report.counts.begun == report.counts.healthy < 1_000_000
@@ -138,13 +138,18 @@ async def test_a_duration_too_short_to_open_all_sessions_is_unhealthy_and_says_s
     assert report.counts.failed == 0 and "--duration" in report.broken[0].what_to_do
 
 
-async def test_episodes_that_wait_for_a_hung_server_long_after_the_duration_have_failed():
-    deadlines = {"seed_timeout_s": 0.1, "act_timeout_s": 0.1, "verify_timeout_s": 0.5, "close_timeout_s": 0.2}
+async def test_episodes_that_are_not_over_long_after_the_duration_have_failed(monkeypatch):
+    monkeypatch.setattr(LoadPlan, "longest_episode_s", 0.5)
     async with FakeEnvironment(faults=[Fault(Do.HANG, "/verify")]) as environment:
-        report = await measured(environment.url, n=8, k=1, duration_s=0.2, **deadlines)
+        running = asyncio.create_task(measured(environment.url, n=4, k=1, duration_s=0.5))
+        # The one verify is hung, the others wait for it to be over. None is closed before the run breaks them off.
+        await environment.until(lambda seen: "/close_session" in seen.paths())
+        environment.release()
+        report = await running
         assert environment.open_sessions == set()
-    assert {f.kind for f in report.failures} == {"verify_timeout", "episode_deadline"}
-    assert (report.counts.failed, report.counts.cut_short) == (8, 0)
+    assert [f.kind for f in report.failures if f.step == "verify"] == ["episode_deadline"]
+    assert {f.kind for f in report.failures} == {"episode_deadline"}
+    assert report.counts.failed == report.counts.begun > 0 and report.counts.cut_short == 0
 
 
 async def test_sessions_are_spread_evenly_over_servers_and_so_are_seeds():
