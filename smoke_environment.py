@@ -32,6 +32,8 @@ BAR_EVERY_S = 0.5
 LINE_EVERY_S = 10.0
 OTHER_FILES = 64
 """Open files of this process besides one connection for each session: Python's own, and those between two states."""
+OF_SETTINGS = object()
+"""--concurrency without a number."""
 EXIT_CODES = {Ended.INTERRUPTED: 130, Ended.TERMINATED: 143}
 
 
@@ -65,6 +67,12 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="print one JSON object instead of lines (keys: Report in smoke_episode.py, LoadReport in smoke_report.py)",
     )
+    _add_load_options(parser)
+    _add_thresholds(parser)
+    return parser
+
+
+def _add_load_options(parser: argparse.ArgumentParser) -> None:
     load = parser.add_argument_group(
         "under load",
         "Deadlines are those of the training: NEMO_GYM_BROWSER_SEED_TIMEOUT_S, _ACT_, _VERIFY_ and _CLOSE_TIMEOUT_S. "
@@ -75,7 +83,7 @@ def _parser() -> argparse.ArgumentParser:
         "--concurrency",
         type=int,
         nargs="?",
-        const=0,
+        const=OF_SETTINGS,
         metavar="N",
         help="hold N sessions open at once (without N: NEMO_GYM_BROWSER_MAX_OPEN_SESSIONS)",
     )
@@ -89,6 +97,9 @@ def _parser() -> argparse.ArgumentParser:
         metavar="K",
         help="seeds and verifies under way at once (default: NEMO_GYM_BROWSER_MAX_CONCURRENT_SEEDS)",
     )
+
+
+def _add_thresholds(parser: argparse.ArgumentParser) -> None:
     limits = parser.add_argument_group(
         "thresholds under load",
         "Besides these, no session may be left open, no server may refuse connection after connection, and N less the "
@@ -112,7 +123,6 @@ def _parser() -> argparse.ArgumentParser:
             metavar="S",
             help=f"99th percentile of {what} (default: half of NEMO_GYM_BROWSER_{name.upper()}_TIMEOUT_S)",
         )
-    return parser
 
 
 LOAD_ONLY = ("episodes", "duration", "seeds_at_once", *(f"max_{f.name}" for f in fields(Limits)))
@@ -134,11 +144,13 @@ def _parsed(argv: list[str] | None) -> Usage:
         settings = RecipeSettings.from_env() if under_load or not arguments.url else RecipeSettings()
         servers = _server_list(arguments.url or settings.environment_url or settings.require_environment_url())
     except SettingsError as e:
-        parser.error(f"no usable address ({'--url ' + repr(arguments.url) if arguments.url else 'no --url'}). {e}")
+        parser.error(
+            f"no usable address or settings ({'--url ' + repr(arguments.url) if arguments.url else 'no --url'}). {e}"
+        )
     timeout_s = arguments.timeout or TIMEOUT_S
     if not under_load:
         return Usage(servers, pages, timeout_s, arguments.json, None, None)
-    concurrency = arguments.concurrency or settings.max_open_sessions
+    concurrency = settings.max_open_sessions if arguments.concurrency is OF_SETTINGS else arguments.concurrency
     plan = LoadPlan(
         servers=servers,
         start_pages=pages,
@@ -166,8 +178,7 @@ def _check_numbers(parser: argparse.ArgumentParser, arguments: argparse.Namespac
         value = getattr(arguments, name)
         if value is not None and value < 1:
             parser.error(f"--{name.replace('_', '-')} {value}: must be a whole number of at least 1")
-    # 0 stands for --concurrency without a number.
-    if arguments.concurrency is not None and arguments.concurrency < 0:
+    if arguments.concurrency not in (None, OF_SETTINGS) and arguments.concurrency < 1:
         parser.error(f"--concurrency {arguments.concurrency}: must be a whole number of at least 1")
     share = arguments.max_failure_share
     if share is not None and not 0 <= share < 1:

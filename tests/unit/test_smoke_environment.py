@@ -239,6 +239,7 @@ async def test_json_is_one_object_for_machines(capsys):
         (["--url", "http://h:1", "--max-failure-share", "0"], "--max-failure-share: goes with --concurrency only"),
         (["--url", "http://h:1", "--concurrency", "2", "--timeout", "9"], "--timeout: not with --concurrency"),
         (["--url", "http://h:1", "--concurrency", "-1"], "--concurrency -1: must be a whole number"),
+        (["--url", "http://h:1", "--concurrency", "0"], "--concurrency 0: must be a whole number"),
         (["--url", "http://h:1", "--concurrency", "few"], "invalid int value"),
         (["--url", "http://h:1", "--concurrency", "4", "--episodes", "3"], "--episodes 3: fewer than --concurrency 4"),
         (["--url", "http://h:1", "--concurrency", "4", "--episodes", "0"], "--episodes 0: must be"),
