@@ -21,6 +21,7 @@ from episode_limits import EpisodeLimits
 PATHS = ["data.train_files=train.jsonl", "data.val_files=val.jsonl", "trainer.default_local_dir=checkpoints"]
 RUNNABLE = {
     "cpu_practice": ["actor_rollout_ref.model.path=policy"],
+    "cpu_practice_slurm": ["actor_rollout_ref.model.path=policy"],
     "webvoyager_grpo": [],
     "webvoyager_grpo_one_node": [],
 }
@@ -36,6 +37,7 @@ def test_every_runnable_config_is_covered_here():
     assert {path.stem for path in (REPO_ROOT / "configs").glob("*.yaml")} == {
         *RUNNABLE,
         "browser_base",
+        "cpu_profile",
         "qwen3_8b_h100",
         "browser_tool",
         "browser_agent_loop",
@@ -127,3 +129,12 @@ def test_verls_own_entry_point_takes_it(name):
     shown = OmegaConf.create(done.stdout)
     assert shown.actor_rollout_ref.model.path == "Qwen/Qwen3-8B"
     assert shown.algorithm.adv_estimator == "grpo_env_aware"
+
+
+def test_a_job_on_slurm_uses_the_ray_that_the_job_has_started():
+    """RAY_ADDRESS counts only where the config names no address, and Ray refuses sizes for a cluster that runs."""
+    for name in ("cpu_practice_slurm", "webvoyager_grpo", "webvoyager_grpo_one_node"):
+        with initialize_config_dir(str(REPO_ROOT / "configs"), version_base=None):
+            config = compose(name, overrides=[*PATHS, *RUNNABLE[name]])
+        given = {key: value for key, value in config.ray_kwargs.ray_init.items() if value is not None}
+        assert given.keys() <= {"runtime_env"}
