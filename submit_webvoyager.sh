@@ -17,7 +17,7 @@
 #SBATCH --signal=B:USR1@600
 set -euo pipefail
 
-readonly POLL_S=0.5 STOP_GRACE_S=20 ENVIRONMENT_START_S=300 HEAD_START_S=120 LIMIT_RESERVE_S=60 SHOWN_LINES=20
+readonly ENVIRONMENT_START_S=300 HEAD_START_S=300
 
 DRY_RUN=false SIGNAL='' STAGE=start LOG_DIR='' LOCK='' TRAIN_STARTED=''
 declare -A SERVICES=()
@@ -27,10 +27,6 @@ say() { printf '%(%F %T)T submit: %s\n' -1 "$*"; }
 die() { # EXIT_CODE TEXT
   printf '%(%F %T)T submit: error: %s\n' -1 "$2" >&2
   exit "$1"
-}
-pause() { # in the background, since bash runs a trap only once its foreground child has ended
-  sleep "$POLL_S" &
-  wait "$!" || true
 }
 
 # --- what was asked for -------------------------------------------------------------------------------------------------
@@ -131,114 +127,7 @@ on() { # GROUP NODE... : fill the array SRUN with a step of one task on each of 
   if ((group)); then SRUN+=(--het-group="$group"); fi
 }
 
-# --- running and stopping ---------------------------------------------------------------------------------------------
-
-show() { # COMMAND...: print it as it could be typed
-  printf ' '
-  printf ' %q' "$@"
-  printf '\n'
-}
-
-service() { # NAME COMMAND...: start something that must live until the end; its output goes to a log of its own
-  local name=$1
-  shift
-  say "starting $name (log: $LOG_DIR/$name.log)"
-  if $DRY_RUN; then
-    show "$@"
-    return
-  fi
-  "$@" >>"$LOG_DIR/$name.log" 2>&1 </dev/null &
-  SERVICES[$name]=$!
-  CHILDREN+=("$!")
-}
-
-look_at_services() { # die if one has ended
-  local name
-  for name in "${!SERVICES[@]}"; do
-    if ! kill -0 "${SERVICES[$name]}" 2>/dev/null && [[ -z $SIGNAL ]]; then
-      tail -n "$SHOWN_LINES" "$LOG_DIR/$name.log" >&2 || true
-      die 1 "$name has ended by itself while: $STAGE (the end of $LOG_DIR/$name.log is above)"
-    fi
-  done
-}
-
-until_ready() { # TIMEOUT_S WHAT COMMAND...: poll until the command succeeds
-  local deadline=$((SECONDS + $1)) what=$2
-  shift 2
-  if $DRY_RUN; then return; fi
-  until "$@"; do
-    look_at_services
-    stop_if_told
-    ((SECONDS < deadline)) || die 1 "$what is not there after $((SECONDS - deadline + $1)) s; see the logs in $LOG_DIR"
-    pause
-  done
-}
-
-run() { # NAME COMMAND...: run it to its end, shown and logged; returns its exit code
-  local name=$1 pid status=0
-  shift
-  STAGE=$name
-  say "$name"
-  if $DRY_RUN; then
-    show "$@"
-    return
-  fi
-  "$@" > >(trap '' TERM INT && exec tee -a "$LOG_DIR/$name.log") 2>&1 </dev/null &
-  pid=$!
-  CHILDREN+=("$pid")
-  while kill -0 "$pid" 2>/dev/null; do
-    look_at_services
-    if [[ $SIGNAL == USR1 && $name == train ]]; then wait_for_checkpoint "$pid"; fi
-    stop_if_told
-    pause
-  done
-  wait "$pid" || status=$?
-  stop_if_told
-  return "$status"
-}
-
-stop_if_told() { # leave, if a signal has come
-  case $SIGNAL in
-    '') ;;
-    USR1) exit 124 ;;
-    *) exit $((128 + $(kill -l "$SIGNAL"))) ;;
-  esac
-}
-
-last_step() { cat "$CHECKPOINTS/latest_checkpointed_iteration.txt" 2>/dev/null || printf 'none'; }
-
-wait_for_checkpoint() { # PID: have the running step saved, as far as the time limit allows
-  local before end deadline
-  before=$(last_step)
-  end=$(scontrol show job --oneliner "$SLURM_JOB_ID" | grep -oE ' EndTime=[0-9T:-]+' | head -n 1) || end=''
-  # Without a limit somebody has sent the signal by hand: an hour is enough for any step.
-  end=$(date -d "${end#*=}" +%s 2>/dev/null || date -d '+1 hour' +%s)
-  deadline=$((end - LIMIT_RESERVE_S))
-  say "the time limit is near: asking for a checkpoint after the running step (the last one: step $before)"
-  mkdir -p "$CHECKPOINTS" && touch "$CHECKPOINTS/save_requested"
-  while kill -0 "$1" 2>/dev/null && [[ $(last_step) == "$before" ]] && (($(date +%s) < deadline)); do
-    look_at_services
-    if [[ $SIGNAL != USR1 ]]; then return; fi
-    pause
-  done
-  say "the last checkpoint is of step $(last_step)"
-}
-
-stop_all() { # TERM to what the steps run, KILL to what is left of them
-  local pid deadline=$((SECONDS + STOP_GRACE_S)) alive job
-  # Through Slurm: a TERM to an srun has its step killed at once, and the environment's browsers would be left to themselves.
-  for job in "$SLURM_JOB_ID" ${SLURM_JOB_ID_HET_GROUP_1:-}; do scancel --quiet --signal=TERM "$job" 2>/dev/null || true; done
-  while :; do
-    alive=()
-    for pid in "${CHILDREN[@]}"; do
-      if kill -0 "$pid" 2>/dev/null; then alive+=("$pid"); fi
-    done
-    if ((${#alive[@]} == 0)); then return 0; fi
-    ((SECONDS < deadline)) || break
-    pause
-  done
-  kill -TERM "${alive[@]}" 2>/dev/null || true
-}
+# --- the end ----------------------------------------------------------------------------------------------------------
 
 preempted() { # Slurm then stops the steps first, and a script that ends before its own TERM comes ends the job for good
   scontrol show job --oneliner "$SLURM_JOB_ID" | grep -qE ' PreemptTime=[0-9]'
@@ -309,24 +198,35 @@ start_environment() {
   say "NEMO_GYM_URL=$NEMO_GYM_URL"
 }
 
+# What a node runs, with its own shell: PYTHON GPUS OPTIONS... Slurm sets the variables of every make of GPU, and verl
+# refuses AMD's beside NVIDIA's (verl/single_controller/base/worker.py). A raylet gives its helpers 15 s to start, which a
+# cold network file system can take: up to three starts, but none once Ray has run.
+# shellcheck disable=SC2016
+readonly RAY_ON_NODE='[[ -z ${CUDA_VISIBLE_DEVICES:-} ]] || unset ROCR_VISIBLE_DEVICES HIP_VISIBLE_DEVICES
+for start in 1 2 3; do
+  began=$SECONDS
+  "$0" -m ray.scripts.scripts start --block --disable-usage-stats --num-gpus="$1" \
+    --num-cpus="${SLURM_CPUS_ON_NODE:-$(nproc)}" --resources="{\"node_name:$SLURMD_NODENAME\": 1}" "${@:2}"
+  status=$?
+  ((status != 0 && status < 128 && SECONDS - began < 120)) || exit "$status"
+  echo "Ray did not start on $SLURMD_NODENAME (exit code $status, start $start of 3)"
+done
+exit 1'
+
 start_ray() {
-  # Slurm sets the variables of every make of GPU, and verl refuses AMD's beside NVIDIA's (single_controller/base/worker.py).
-  # shellcheck disable=SC2016 # expanded by the shell on each node
-  local program='[[ -z ${CUDA_VISIBLE_DEVICES:-} ]] || unset ROCR_VISIBLE_DEVICES HIP_VISIBLE_DEVICES
-exec "$0" -m ray.scripts.scripts start --block --disable-usage-stats --num-gpus="$1" --num-cpus="${SLURM_CPUS_ON_NODE:-$(nproc)}" --resources="{\"node_name:$SLURMD_NODENAME\": 1}" "${@:2}"'
+  local node
   STAGE='start Ray'
   container "$CONTAINER_IMAGE" train
   on 0 "$HEAD"
-  service "ray-$HEAD" "${SRUN[@]}" "${CONTAINER[@]}" bash -c "$program" "$TRAIN_PYTHON" "$GPUS_PER_NODE" \
+  service "ray-$HEAD" "${SRUN[@]}" "${CONTAINER[@]}" bash -c "$RAY_ON_NODE" "$TRAIN_PYTHON" "$GPUS_PER_NODE" \
     --head --node-ip-address="$HEAD_ADDRESS" --port="$RAY_PORT" --include-dashboard=false
   head_listens() { (exec 3<>"/dev/tcp/$HEAD_ADDRESS/$RAY_PORT") 2>/dev/null; }
   until_ready "$HEAD_START_S" "Ray's head at $HEAD_ADDRESS:$RAY_PORT" head_listens
-  if ((${#NODES[@]} > 1)); then
-    on 0 "${NODES[@]:1}"
-    # %N: a log for each node
-    service ray-workers "${SRUN[@]}" --output="$LOG_DIR/ray-%N.log" "${CONTAINER[@]}" bash -c "$program" \
-      "$TRAIN_PYTHON" "$GPUS_PER_NODE" --address="$HEAD_ADDRESS:$RAY_PORT"
-  fi
+  for node in "${NODES[@]:1}"; do
+    on 0 "$node"
+    service "ray-$node" "${SRUN[@]}" "${CONTAINER[@]}" bash -c "$RAY_ON_NODE" "$TRAIN_PYTHON" "$GPUS_PER_NODE" \
+      --address="$HEAD_ADDRESS:$RAY_PORT"
+  done
 }
 
 training_arguments() {
@@ -372,6 +272,8 @@ main() {
   enter_recipe
   # shellcheck source=job_settings.sh
   source job_settings.sh
+  # shellcheck source=job_steps.sh
+  source job_steps.sh
   load_settings "$CONFIG_ENV"
   find_nodes
   prepare

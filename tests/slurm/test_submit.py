@@ -176,7 +176,8 @@ def test_what_ends_by_itself_ends_the_job_with_its_last_words(rehearsal, tmp_pat
     dies = 'case "$SLURMD_NODENAME $*" in "node1 "*ray.scripts*) echo "no space left"; exit 3 ;; esac'
     job = rehearsal.submit("dying", TRAIN_PYTHON=str(stand_in_python(tmp_path, dies)))
     assert job.wait(300).exit_code == 1
-    assert "no space left" in job.said() and "ray-node1 has ended by itself while: start Ray" in job.said()
+    assert job.said().count("no space left") == 3 and "(exit code 3, start 3 of 3)" in job.said()
+    assert "ray-node1 has ended by itself while: start Ray" in job.said()
 
 
 def test_a_training_that_fails_gives_the_job_its_exit_code(rehearsal):

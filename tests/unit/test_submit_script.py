@@ -59,10 +59,10 @@ def test_a_dry_run_shows_the_whole_job_in_order(tmp_path):
         next(word for word in command if word.endswith(".py") or word in ("verl.trainer.main_ppo", "bash"))
         for command in commands(done.stdout)
     ]
-    ray = ["bash", "bash"]
+    ray = ["bash"] * 3
     assert programs == ["preflight.py", "smoke_environment.py", *ray, "cluster_check.py", "verl.trainer.main_ppo"]
-    head, workers = (c for c in commands(done.stdout) if "bash" in c)
-    assert "--nodelist=NODE1" in head and "--nodelist=NODE2,NODE3" in workers
+    nodes = [next(word for word in c if word.startswith("--nodelist")) for c in commands(done.stdout) if "bash" in c]
+    assert nodes == ["--nodelist=NODE1", "--nodelist=NODE2", "--nodelist=NODE3"]
 
 
 def test_the_training_gets_the_jobs_size_and_the_users_overrides_last_and_unchanged(tmp_path):
