@@ -345,9 +345,8 @@ class DriverCoordinator:
 
         The environment is down for as long as all servers are: rollouts go on with those that are left.
         """
-        counted = {server.environment_url: self._counters_of(server) for server in self._servers}
-        down = tuple(url for url, counters in counted.items() if url is not None and counters.down_s)
-        return _summed(counted.values(), min(counters.down_s for counters in counted.values()), down)
+        counted = [self._counters_of(server) for server in self._servers]
+        return _summed(counted, min(counters.down_s for counters in counted))
 
     def _counters_of(self, server: RecipeSettings) -> GateCounters:
         if ray_runs():
@@ -373,12 +372,14 @@ class DriverCoordinator:
                 attempt += 1
 
 
-def _summed(counted: Collection[GateCounters], down_s: float, down_servers: tuple[str, ...] = ()) -> GateCounters:
+def _summed(counted: Collection[GateCounters], down_s: float) -> GateCounters:
     """Return the sums of what was counted, with how long the environment has been down."""
     opened, closed, open_now = (
         sum(getattr(counters, name) for counters in counted) for name in ("opened", "closed", "open_now")
     )
-    return GateCounters(opened, closed, open_now, down_s, down_servers)
+    # Each server once: without Ray it has a gate in each event loop.
+    down_servers = dict.fromkeys(url for counters in counted for url in counters.down_servers)
+    return GateCounters(opened, closed, open_now, down_s, tuple(down_servers))
 
 
 def coordinator_for_driver(settings: RecipeSettings) -> DriverCoordinator:

@@ -125,7 +125,7 @@ class GateCounters:
     down_s: float
     """Seconds for which the gate has been closed; 0.0 when it is open. Time in which nobody asked does not count."""
     down_servers: tuple[str, ...] = ()
-    """Addresses of the servers whose gate is closed; a gate itself knows no address and leaves this empty."""
+    """Addresses of the servers whose gate is closed; of one gate, its server's or none."""
 
 
 def backoff_s(attempt: int) -> float:
@@ -298,7 +298,9 @@ class GateCore:
     def counters(self) -> GateCounters:
         """Return what was counted so far."""
         down_s = self._outage.down_s(self._seeds_about())
-        return GateCounters(self._opened, self._closed, self._used[SlotKind.OPEN], down_s)
+        # `down_s` says less: it is 0 if nobody has asked since the seed that closed the gate.
+        down = (self.limits.server,) if self._outage.since is not None and self.limits.server else ()
+        return GateCounters(self._opened, self._closed, self._used[SlotKind.OPEN], down_s, down)
 
     def tick(self) -> None:
         """Let through whoever may pass now, and come back when time alone changes that."""

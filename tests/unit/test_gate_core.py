@@ -195,6 +195,13 @@ async def test_retry_after_of_a_failed_trial_counts_too(full_backoff):
 # Other servers
 
 
+async def test_server_counts_as_down_from_the_moment_that_closes_its_gate():
+    gate = Gate(server="http://a:1")
+    assert gate.core.counters().down_servers == ()
+    gate.close_gate()
+    assert (gate.core.counters().down_s, gate.core.counters().down_servers) == (0.0, ("http://a:1",))
+
+
 async def test_seed_that_may_leave_waits_for_no_outage_but_is_its_trial_like_any(full_backoff):
     gate = Gate()
     leaving = [gate.ask(SEED, may_leave=True) for _ in range(3)]
