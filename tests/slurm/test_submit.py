@@ -1,139 +1,12 @@
 """submit_webvoyager.sh as a user submits it: real sbatch, two nodes, real Ray over both, the CPU profile."""
 
-import subprocess
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
-
 import pytest
 
-from cpu.rehearsal import write_rehearsal
 from cpu.training_run import REPO_ROOT
-from tests.slurm.cluster import JobResult, SlurmCluster
+from tests.slurm.cluster import JobResult
+from tests.slurm.jobs import SECRETS, count_lines, stand_in_python
 
-pytestmark = pytest.mark.timeout(900)
-
-PYTHON = REPO_ROOT / ".venv/bin/python"
-SITE = "http://10.77.0.1:8077"
-TRAINING_S = 700
-POLL_S = 0.5
-END_S = 30  # Slurm's own KillWait, and its step daemons after it
-SECRETS = {"NEMO_GYM_BROWSER_JUDGE_API_KEY": "sk-judge-7f3a", "WANDB_API_KEY": "wandb-91c2"}
-SMALL_STEPS = (
-    "data.train_batch_size=2",
-    "actor_rollout_ref.rollout.n=2",
-    "trainer.val_before_train=false",
-    "trainer.test_freq=-1",
-)
-
-
-@dataclass
-class Job:
-    """A job that was submitted, and where it writes."""
-
-    cluster: SlurmCluster
-    job_id: int
-    output: Path
-    run: Path
-
-    def said(self) -> str:
-        """Return what the job has printed so far."""
-        return self.output.read_text(errors="replace") if self.output.exists() else ""
-
-    def wait(self, timeout_s: float = TRAINING_S) -> JobResult:
-        """Return how the job ended. Raises TimeoutError with what it printed."""
-        try:
-            return self.cluster.wait(self.job_id, timeout_s)
-        except TimeoutError as error:
-            raise TimeoutError(f"{error}\n{self.said()[-4000:]}") from None
-
-    def wait_until(self, what: Callable[[], object], timeout_s: float = TRAINING_S) -> None:
-        """Return once something is so. Raises AssertionError when the job has ended before, or the time has."""
-        deadline = time.monotonic() + timeout_s
-        while not what():
-            assert self.cluster.state(self.job_id) in ("PENDING", "CONFIGURING", "RUNNING"), self.said()[-4000:]
-            assert time.monotonic() < deadline, self.said()[-4000:]
-            time.sleep(POLL_S)
-
-    def log(self, name: str, attempt: int = 0) -> Path:
-        """Return the path of one of the attempt's logs."""
-        return self.run / "logs" / f"job-{self.job_id}-{attempt}" / name
-
-    def last_step(self) -> int:
-        """Return the step of the newest checkpoint, 0 if there is none."""
-        marker = self.run / "checkpoints" / "latest_checkpointed_iteration.txt"
-        return int(marker.read_text() or 0) if marker.exists() else 0
-
-
-@dataclass
-class Rehearsal:
-    """A folder with policy, rows and settings, and the cluster that jobs go to."""
-
-    cluster: SlurmCluster
-    folder: Path
-    settings: Path
-
-    def submit(
-        self,
-        name: str,
-        *overrides: str,
-        options: tuple[str, ...] = (),
-        het_options: tuple[str, ...] = (),
-        settings: Path | None = None,
-        **env: str,
-    ) -> Job:
-        """Return the job of a run of this name; `env` is set in the environment of sbatch."""
-        output = self.folder / f"slurm-{name}-%j.out"
-        mine = ("--partition=train", "--gres=gpu:1", "--time=30", f"--output={output}", *options)
-        arguments = ("--config-env", str(settings or self.settings), "--", *SMALL_STEPS, *overrides)
-        others = (":", *het_options) if het_options else ()
-        environment = {"PREFLIGHT_SESSIONS": "2", **SECRETS, **env, "RUN_NAME": name}
-        script = REPO_ROOT / "submit_webvoyager.sh"
-        job_id = self.cluster.submit(script, *mine, *others, args=arguments, env=environment, cwd=REPO_ROOT)
-        run = self.folder / "results" / name
-        return Job(self.cluster, job_id, Path(str(output).replace("%j", str(job_id))), run)
-
-
-@pytest.fixture(scope="module")
-def site(cluster: SlurmCluster) -> Iterator[None]:
-    """The practice site, beside the controller."""
-    command = (PYTHON, "-m", "cpu.practice_site", "serve", "--host", "0.0.0.0")
-    program = cluster.spawn(*command, log=cluster.folder / "site.log", cwd=REPO_ROOT)
-    yield
-    program.kill()
-    program.wait()
-
-
-@pytest.fixture(scope="module")
-def rehearsal(cluster: SlurmCluster, site: None, tmp_path_factory: pytest.TempPathFactory) -> Rehearsal:
-    """What `python -m cpu.rehearsal` makes, with the policy of the other trainings' tests."""
-    policy = REPO_ROOT / "runs" / "policy-for-tests"
-    folder = tmp_path_factory.mktemp("rehearsal")
-    subprocess.run([PYTHON, "-m", "cpu.small_policy", "--output", policy], cwd=REPO_ROOT, check=True)
-    (folder / "policy").symlink_to(policy)
-    return Rehearsal(cluster, folder, write_rehearsal(folder, SITE, "rehearsal"))
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_left(cluster: SlurmCluster, site: None) -> Iterator[None]:
-    """After each test the nodes run what they ran before it: a job takes everything along."""
-    before = set(cluster.processes())
-    yield
-    deadline = time.monotonic() + END_S
-    while left := {pid: line for pid, line in cluster.processes().items() if pid not in before}:
-        if time.monotonic() > deadline:
-            cluster.run("kill", "-KILL", *map(str, left))  # not to fail the next test as well
-            pytest.fail(f"still running after the job: {left}")
-        time.sleep(POLL_S)
-
-
-def stand_in_python(folder: Path, shell: str) -> Path:
-    """Return a program that does what the shell lines say, then becomes the real Python; for faults on one node."""
-    path = folder / "python"
-    path.write_text(f'#!/bin/bash\n{shell}\nexec {PYTHON} "$@"\n')
-    path.chmod(0o755)
-    return path
+pytestmark = [pytest.mark.timeout(1500), pytest.mark.usefixtures("nothing_is_left")]
 
 
 def test_settings_with_a_fault_end_the_job_before_anything_starts(rehearsal):
@@ -229,11 +102,6 @@ def test_a_run_survives_scancel_and_a_time_limit_and_ends_with_exit_code_0(rehea
         path.read_text(errors="replace") for path in [*first.run.rglob("*.log"), first.output, second.output]
     )
     assert not any(secret in said for secret in SECRETS.values())
-
-
-def count_lines(folder: Path) -> int:
-    """Return how many attempts at a rollout have been logged."""
-    return sum(path.read_bytes().count(b"\n") for path in folder.glob("*.jsonl"))
 
 
 def test_two_jobs_of_one_run_do_not_write_at_once(rehearsal, cluster, tmp_path):
