@@ -99,11 +99,12 @@ def look_around(modules: Sequence[str]) -> dict[str, Any]:
     except ImportError:
         problems.append(f"the recipe's folder is not on PYTHONPATH in this worker: {sys.path[:3]}")
         return answer
-    problems += [record.text for record in patches.check() if record.refused]
+    # Before `check`, which would put in place what a worker of the training would lack.
     try:
         patches.require_applied()
     except patches.PatchError as error:
         problems.append(str(error))
+    problems += [record.text for record in patches.check() if record.refused]
     folder = Path(patches.FOLDER)
     files = sorted([*folder.glob("*.py"), *folder.glob("configs/*")])
     digest = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]

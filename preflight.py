@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
@@ -195,13 +196,17 @@ def main(argv: list[str] | None = None) -> int:
         print(f"preflight: {name} ok{''.join(f'; {line}' for line in lines)}", flush=True)
         return True
 
-    settings_ok = run("settings", check_settings)
-    run("verl", check_verl)
-    if settings_ok:
+    if run("settings", check_settings):
         launch, recipe = LaunchSettings.from_env(), RecipeSettings.from_env()
+        # Two programs that import all of verl, side by side.
+        with ThreadPoolExecutor(max_workers=1) as pool:
+            config = pool.submit(compose, arguments.arguments)
+            run("verl", check_verl)
         run("rows", lambda: check_rows(launch, recipe))
         run("results", lambda: check_results(launch))
-        run("config", lambda: check_config(compose(arguments.arguments), arguments.nodes, launch, recipe))
+        run("config", lambda: check_config(config.result(), arguments.nodes, launch, recipe))
+    else:
+        run("verl", check_verl)
     if failed:
         print(f"preflight: not started; failed: {', '.join(failed)}", flush=True)
     return 1 if failed else 0

@@ -37,12 +37,12 @@ def test_a_node_that_never_joins_is_named(rehearsal, tmp_path):
     assert not job.log("train.log").exists()
 
 
-def test_a_node_that_cannot_import_the_recipe_is_named(rehearsal, tmp_path):
+def test_a_node_that_would_train_without_the_patches_is_named(rehearsal, tmp_path):
     lost = 'case "$SLURMD_NODENAME $*" in "node2 "*ray.scripts*) unset PYTHONPATH ;; esac'
     job = rehearsal.submit("astray", TRAIN_PYTHON=str(stand_in_python(tmp_path, lost)))
     assert job.wait(400).exit_code == 1
     assert "cluster: node1 ok" in job.said() and "cluster: node2 FAILED" in job.said()
-    assert "import browser_agent_loop: ModuleNotFoundError" in job.said()
+    assert "Refusing to train" in job.said() and not job.log("train.log").exists()
 
 
 def test_what_ends_by_itself_ends_the_job_with_its_last_words(rehearsal, tmp_path):

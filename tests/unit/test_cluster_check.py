@@ -1,6 +1,11 @@
 """Waiting for nodes and GPUs, and naming the node that is missing or can't train."""
 
+import json
+import os
 import socket
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -104,3 +109,17 @@ def test_a_worker_says_what_it_cannot_import_and_what_it_runs():
 
 def test_every_module_that_workers_need_exists():
     assert not [p for p in cluster_check.look_around(cluster_check.MODULES)["problems"] if p.startswith("import")]
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("patched", [True, False], ids=["on PYTHONPATH", "only on sys.path"])
+def test_a_worker_that_would_train_without_the_patches_is_found(patched):
+    """Ray puts the driver's folder on its workers' sys.path, so the modules can be there and the patches not."""
+    root = str(Path(cluster_check.__file__).parent)
+    program = f"import json, sys; sys.path.insert(0, {root!r}); import cluster_check\n"
+    program += "print(json.dumps(cluster_check.look_around(['browser_sampler'])['problems']))"
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    environment |= {"PYTHONPATH": root} if patched else {}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, cwd="/")
+    problems = json.loads(done.stdout.splitlines()[-1])
+    assert [problem.startswith("Refusing to train") for problem in problems] == ([] if patched else [True])
