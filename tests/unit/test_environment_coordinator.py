@@ -156,6 +156,7 @@ async def test_one_who_may_leave_is_sent_elsewhere_whatever_call_is_lost_and_hol
     gate.note_seed(slot, replace(refused, retry_after_s=60.0))  # no trial is due in this test
     assert (await asyncio.wait_for(waiting, 20.0))[1] is Pass.ELSEWHERE
     assert actor.lose == []
+    actor.lose.append("push")  # a link that joins anew says what it holds
     gate.free_verify_slot(await asyncio.wait_for(gate.take_verify_slot(), 20.0))
 
 

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 import gate_core
+from episode import Episode
 from episode_log import read_episodes
 from tests.agent_loop_harness import CLICK_ABOUT, FINISH, ROW
 from tests.fake_environment import Do, FakeEnvironment, Fault
@@ -113,6 +114,21 @@ async def test_server_that_refuses_connections_costs_no_attempt(servers, play, a
     assert_all_valid(played, 8)
     assert Counter(record["server"] for record in played.records) == {up.url: 8}
     assert len(up.seen.seeded) == 8
+
+
+async def test_time_lost_at_a_server_that_refuses_counts_toward_the_deadline(servers, play, monkeypatch):
+    episodes = []
+
+    class Kept(Episode):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            episodes.append(self)
+
+    monkeypatch.setattr("browser_agent_loop.Episode", Kept)
+    await servers[0].stop()
+    await play(servers, 2)
+    [lost_s] = [episode.session.environment_s for episode in episodes if episode.session.turned_away]
+    assert [episode.lost_s for episode in episodes if episode.lost_s] == [lost_s]
 
 
 async def test_server_that_spoils_every_seed_costs_a_rollout_one_attempt_at_most(servers, play):
