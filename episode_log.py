@@ -3,74 +3,22 @@
 Rollouts that the environment spoiled never reach verl's own dumps, so this log is the only place that counts them.
 """
 
+import heapq
 import json
 import logging
 import os
 import socket
 import time
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
+
+from episode_record import SCHEMA_VERSION, AttemptOutcome, AttemptRecord
+
+__all__ = ["AttemptRecord", "EpisodeLog", "iter_episodes", "read_episodes"]
 
 logger = logging.getLogger(__name__)
-
-SCHEMA_VERSION = 1
-
-
-@dataclass
-class AttemptRecord:
-    """One attempt; the fields are the keys of its line."""
-
-    schema: int = SCHEMA_VERSION
-    ended_at: float = 0.0
-    """Unix time at which the attempt's session was closed."""
-    global_step: int = -1
-    """The trainer's step at which the prompt was sent out."""
-    uid: str = ""
-    """The group: verl's id of the prompt in this step."""
-    rollout: int = 0
-    """Index of the rollout in its group."""
-    attempt: int = 1
-    task_id: str = ""
-    split: str = ""
-    data_source: str = ""
-    stop_reason: str = ""
-    """Why the episode ended; empty if the attempt is invalid."""
-    reward: float | None = None
-    """What was measured; null where nothing was."""
-    failure_kind: str = ""
-    """Why the attempt is invalid; empty if it is valid."""
-    failure_evidence: str = ""
-    last_call: str = ""
-    """The last call to the environment: seed, observe, navigate, click, type, finish or verify."""
-    turns: int = 0
-    unusable_calls: int = 0
-    actions: list[str] = field(default_factory=list)
-    """The action of each turn, or `!` and the mistake's name."""
-    answer: str | None = None
-    """The policy's answer in its finish call."""
-    generation_s: float = 0.0
-    environment_s: float = 0.0
-    waiting_s: float = 0.0
-    """Seconds spent waiting for a free session or for the environment to come back."""
-    compactions: int = 0
-    """How often the policy went on in a fresh context."""
-    discarded_calls: int = 0
-    """Replies that were no usable call and were generated anew."""
-    cut_calls: int = 0
-    """Model calls that train nowhere, because their row would be too long or one too many."""
-    rows: int = 0
-    """Training rows of a valid attempt."""
-    prompt_tokens: int = 0
-    """Of all rows."""
-    response_tokens: int = 0
-    """Of all rows."""
-    scored_by: str = ""
-    """Who was to score the episode: `environment` or `judge`."""
-    judge_reason: str = ""
-    """Why the judge decided so, or why its verdict can't be used."""
-    judge_calls: int = 0
-    judge_s: float = 0.0
-    """Seconds until the verdict, waiting for a free call and repetitions included."""
 
 
 class EpisodeLog:
@@ -96,15 +44,43 @@ class EpisodeLog:
                 self._warned = True
 
 
-def read_episodes(folder: Path) -> tuple[list[dict], list[str]]:
-    """Return the records of all processes in order of their end, and a line for each record that can't be read."""
-    records, problems = [], []
-    for path in sorted(folder.glob("episodes-*.jsonl")):
-        for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
-            try:
-                record = json.loads(line)
-            except json.JSONDecodeError as error:
-                problems.append(f"{path}:{number}: {error.msg}")
+def iter_episodes(folder: Path, problems: list[str] | None = None) -> Iterator[dict[str, Any]]:
+    """Yield the records of all processes in order of their end, one line of each file in memory at a time.
+
+    What stands in no key of an older line gets the default of its field. A line that can't be read is left out, and
+    `problems` gets a sentence for it.
+    """
+    problems = [] if problems is None else problems
+    files = [_file_episodes(path, problems) for path in sorted(folder.glob("episodes-*.jsonl"))]
+    # A process writes its lines in the order of `ended_at`, so merging the files orders all.
+    yield from heapq.merge(*files, key=lambda record: record["ended_at"])
+
+
+def read_episodes(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return all records as `iter_episodes` yields them, and its sentences about lines that can't be read."""
+    problems: list[str] = []
+    return list(iter_episodes(folder, problems)), problems
+
+
+def _file_episodes(path: Path, problems: list[str]) -> Iterator[dict[str, Any]]:
+    """Yield the records of one file."""
+    with path.open("rb") as file:  # in binary: text mode and splitlines also break lines inside of texts
+        for number, line in enumerate(file, 1):
+            if not line.strip():
                 continue
-            records.append(record)
-    return sorted(records, key=lambda r: r["ended_at"]), problems
+            try:
+                record = json.loads(line.decode("utf-8", "replace"))
+                if not isinstance(record, dict) or not isinstance(record.get("ended_at"), int | float):
+                    raise ValueError("no record: a JSON object with `ended_at` is expected")
+            except (ValueError, RecursionError) as error:
+                problems.append(f"{path}:{number}: {error}")
+                continue
+            yield _completed(record)
+
+
+def _completed(record: dict[str, Any]) -> dict[str, Any]:
+    """Return a record of this or an older schema with every key of this one."""
+    if record.get("schema") == SCHEMA_VERSION:
+        return record
+    outcome = AttemptOutcome.of(record.get("reward"), record.get("failure_kind", ""))
+    return {**asdict(AttemptRecord()), "outcome": str(outcome), **record}
