@@ -46,7 +46,7 @@ class CallKind(StrEnum):
 
 
 class TextsLeftOut(StrEnum):
-    """Why a line holds no texts."""
+    """Why a line holds no observations and replies; one that is still too long holds no turns, calls and rows."""
 
     NOTHING = ""
     LINE_TOO_LONG = "line_too_long"
@@ -57,9 +57,9 @@ class TextsLeftOut(StrEnum):
 class ObservationRecord:
     """What came back from the environment."""
 
-    sha256: str
+    sha256: str = ""
     """Of the whole masked text in UTF-8, in hexadecimal: equal pages have equal digests, whatever is cut."""
-    chars: int
+    chars: int = 0
     """Length of the whole text."""
     text: str = ""
     """The text's beginning; empty where texts are left out."""
@@ -92,6 +92,8 @@ class TurnRecord:
     reply: str = ""
     """The beginning of what the policy wrote, thoughts included; empty where texts are left out."""
     reply_chars: int = 0
+    summary: str = ""
+    """The beginning of what the policy wrote down after this turn for a fresh context; empty if it did not."""
     call: str | None = None
     """Id of the model call that is this turn."""
     prompt_tokens: int = 0
