@@ -40,9 +40,10 @@ from observations import cut_to_tokens, defuse_markup, read_elements
 from recipe_settings import RecipeSettings
 from rollout_failures import FailureKind, failure_of
 from rollout_output import flagged_output, row_outputs
-from rollout_stats import AttemptReport, RolloutReport
+from rollout_stats import AttemptReport, RolloutReport, ShownEpisode
 from secret_masking import Masker
 from tool_calls import RawCall, UnusableCall, no_call, read_hermes_calls, to_action
+from validation_tables import shown_episode
 
 logger = logging.getLogger(__name__)
 
@@ -102,13 +103,21 @@ class BrowserToolAgentLoop(ToolAgentLoop):
             raise TaskError(f"{task.rollout_name} needs a judge, and NEMO_GYM_BROWSER_JUDGE_URL is not set here")
         request_id = self._make_request_id(priority, self.rollout_config.full_determinism)
         episode, attempts = await self._run_attempts(task, sampling_params, request_id)
-        await self.gate.report(RolloutReport(task.global_step, task.uid, task.rollout, episode.reward, tuple(attempts)))
+        shown = self._shown(episode, task, len(attempts))
+        report = RolloutReport(task.global_step, task.uid, task.rollout, episode.reward, tuple(attempts), shown)
+        await self.gate.report(report)
         if episode.failure is None:
             return self._outputs(episode, len(attempts))
         if self.settings.drop_invalid:
             return []
         eos, logprobs = self.tokenizer.eos_token_id, self.rollout_config.calculate_log_probs
         return [flagged_output(episode, len(attempts), task.global_step, eos, self.prompt_length, logprobs)]
+
+    def _shown(self, episode: Episode, task: BrowserTask, attempts: int) -> ShownEpisode | None:
+        """Return the episode for the trackers' tables, if they are asked for."""
+        if not (self.config.get("trainer") or {}).get("log_val_generations", 0):
+            return None
+        return shown_episode(episode.record(task, attempts, final=True), self.masker.knowing(episode.typed_secrets))
 
     def _outputs(self, episode: Episode, attempts: int) -> list[AgentLoopOutput]:
         """Return the rows of a valid rollout."""

@@ -224,6 +224,10 @@ class Episode:
             compactions=self.compactions,
             cut_calls=self.cut_calls,
             judge=self._judge_report(),
+            generated_tokens=sum(len(call.response_ids) for call in self.conversation.records),
+            generation_s=self.generation_s,
+            environment_s=self.session.environment_s,
+            waiting_s=self.session.waiting_s,
         )
 
     def _judge_report(self) -> JudgeReport | None:
