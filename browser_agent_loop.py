@@ -35,6 +35,7 @@ from episode import Episode, StopReason
 from episode_limits import EpisodeLimits
 from episode_log import EpisodeLog
 from episode_record import CallKind
+from episode_recording import Recordings
 from judge import Evidence, Judge, Outcome
 from observations import cut_to_tokens, defuse_markup, read_elements
 from recipe_settings import RecipeSettings
@@ -81,6 +82,7 @@ class BrowserToolAgentLoop(ToolAgentLoop):
         self.judge = Judge.shared(self.settings, self._count_tokens) if self.settings.judge_url else None
         self.masker = Masker.of_settings(self.settings)
         self.episode_log = EpisodeLog(self.settings.episode_log_dir, self.masker)
+        self.recordings = Recordings(self.settings.record_dir, self.masker)
         self.added_tokens = tuple(self.tokenizer.get_added_vocab())
         remember_prefixes(self.continuous_token_builder)
         self.writer = ContextWriter(
@@ -135,6 +137,7 @@ class BrowserToolAgentLoop(ToolAgentLoop):
             wait_s = self._wait_s(episode, len(reports))
             record = episode.record(task, len(reports), final=wait_s is None)
             await self.episode_log.append(record, episode.typed_secrets)
+            await self.recordings.keep(record, episode.session.exchanges, episode.typed_secrets)
             if episode.failure is not None:
                 failure = self.masker.knowing(episode.typed_secrets).mask(str(episode.failure))
                 logger.warning("Attempt %d of rollout %s failed: %s", len(reports), task.rollout_name, failure)
@@ -162,6 +165,7 @@ class BrowserToolAgentLoop(ToolAgentLoop):
         episode = Episode(request_id=request_id, sampling_params=sampling_params, lost_s=lost_s)
         async with self.session_class(self.settings, self.gate, self.limits.blocked_patterns) as session:
             episode.session = session
+            session.exchanges = self.recordings.new_exchanges()
             episode.failure = await session.seed(task.initial_url, task.verifier_metadata)
             if episode.failure is None:
                 first_page = await self._act(episode, BrowserAction(ActionName.OBSERVE))

@@ -16,7 +16,7 @@ from pathlib import Path
 logger = logging.getLogger(__name__)
 
 PATIENCE_S = 1.0
-"""How long a caller waits for its line. A disk that takes longer holds up nobody until it has caught up."""
+"""How long a caller waits for the disk. One that takes longer holds up nobody until it has caught up."""
 MOST_WAITING = 2000
 """Lines that may wait for the disk; further ones are given up."""
 
@@ -59,16 +59,53 @@ class LineFile:
             self._warned = True
 
 
+class PatientThread:
+    """Does work that waits for a disk, in turn, in a thread of its own. Never raises."""
+
+    def __init__(self, what: str) -> None:
+        """Make the thread; `what` names its work in messages."""
+        self._what = what
+        self._counting = threading.Lock()
+        self._waiting = 0
+        self._late = False
+        self._full = False
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="log")
+
+    async def run(self, work: Callable[[], object]) -> None:
+        """Do the work, which raises nothing; return once it is done or, with a slow disk, after PATIENCE_S."""
+        if self._waiting >= MOST_WAITING:
+            if not self._full:
+                logger.warning("%s: %d pieces of work wait for the disk; some are given up", self._what, self._waiting)
+            self._full = True
+            return
+        with self._counting:
+            self._waiting += 1
+        future = self._thread.submit(work)
+        future.add_done_callback(self._done)
+        if self._late:
+            return
+        _, late = await asyncio.wait({asyncio.wrap_future(future)}, timeout=PATIENCE_S)
+        if late:
+            self._late = True
+            logger.warning("%s: the disk took longer than %g s; not waited for any more", self._what, PATIENCE_S)
+
+    def close(self) -> None:
+        """Return once all work is done."""
+        self._thread.shutdown()
+
+    def _done(self, future: Future) -> None:
+        with self._counting:
+            self._waiting -= 1
+            self._late = self._late and self._waiting > 0
+
+
 class LineWriter:
     """Makes lines and appends them, each in turn: in a thread of its own, or in the caller's."""
 
     def __init__(self, path: Path) -> None:
         self.file = LineFile(path)
+        self.thread = PatientThread(f"{path}")
         self._lock = threading.Lock()
-        self._counting = threading.Lock()
-        self._waiting = 0
-        self._late = False
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="lines")
 
     def write(self, make: Callable[[int], bytes]) -> bool:
         """Return whether the line was written that `make` returns; `make` gets the size of the file before it."""
@@ -81,25 +118,8 @@ class LineWriter:
             return self.file.append(line)
 
     async def append(self, make: Callable[[int], bytes]) -> None:
-        """Write a line in the thread; return once it is written or, with a slow disk, after PATIENCE_S.
+        """Write a line in the thread, as PatientThread does its work.
 
-        Waiting for it is what makes a killed process lose no line of an attempt that it had finished.
+        Waiting for the line is what makes a killed process lose none of an attempt that it had finished.
         """
-        if self._waiting >= MOST_WAITING:
-            self.file.warn(f"{MOST_WAITING} lines wait for the disk already")
-            return
-        with self._counting:
-            self._waiting += 1
-        future = self._thread.submit(self.write, make)
-        future.add_done_callback(self._written)
-        if self._late:
-            return
-        _, late = await asyncio.wait({asyncio.wrap_future(future)}, timeout=PATIENCE_S)
-        if late:
-            self._late = True
-            logger.warning("A line for %s took longer than %g s; not waited for any more", self.file.path, PATIENCE_S)
-
-    def _written(self, future: Future[bool]) -> None:
-        with self._counting:
-            self._waiting -= 1
-            self._late = self._late and self._waiting > 0
+        await self.thread.run(lambda: self.write(make))
