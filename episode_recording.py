@@ -70,7 +70,7 @@ class Recordings:
         self, record: AttemptRecord, exchanges: Sequence[Exchange] | None, secrets: Iterable[str] = ()
     ) -> None:
         """Write the recording of an attempt, in a thread, unless there are enough of its kind."""
-        folder, failed = self._folder, record.outcome is AttemptOutcome.INVALID
+        folder, failed = self._folder, record.outcome == AttemptOutcome.INVALID
         if folder is None or exchanges is None or folder.full(failed):
             return
         folder.made[failed] += 1

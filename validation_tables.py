@@ -29,7 +29,7 @@ def shown_episode(record: AttemptRecord, masker: Masker) -> ShownEpisode:
     """Return a rollout's last attempt in words, as Markdown that also reads well where it is not rendered."""
     place = f"{record.task_id} ({record.site})" if record.site else record.task_id
     ended = f"{record.outcome}"
-    if record.outcome is AttemptOutcome.INVALID:
+    if record.outcome == AttemptOutcome.INVALID:
         ended += f": {record.failure_kind} – {record.failure_evidence}"
     else:
         ended += f": reward {record.reward:g} by the {record.scored_by}, {record.stop_reason}"
