@@ -3,11 +3,12 @@
 python benchmarks/episode_logging.py [--rollouts 512] [--turns 10] [--repeats 3] [--generation 1.0]
 
 The agent loop against the fake environment in a process of its own, which answers after the time that the real server
-took (loop_overhead.py, LATENCY_S) and shows a page of about 3,000 characters; the policy takes --generation seconds a
-turn. All rollouts run in one worker and end at nearly the same time, so that as many lines as can be wait for each
-other. With --generation 0 and --instant nothing is waited for, and what is left is the processor's time. Printed, as
-medians over the repeats: seconds of both sides, their ratio, the processor's milliseconds of a rollout and of making
-and writing its line, the line's size, and the longest time that the event loop was held up, with the log and without.
+took (loop_overhead.py, LATENCY_S) and shows a page of about --page characters; the policy takes --generation seconds a
+turn. All rollouts run in one worker, of which verl starts eight, and end at nearly the same time, so that as many lines
+as can be wait for each other. With --generation 0 and --instant nothing is waited for, and what is left is the
+processor's time. Printed, as medians over the repeats: seconds of both sides, their ratio, the processor's milliseconds
+of a rollout and of making and writing its line, the line's size, and the longest time that the event loop was held up,
+with the log and without.
 """
 
 import argparse
@@ -34,8 +35,9 @@ SERVER = """
 import asyncio, json, sys
 from tests.fake_environment import FakeEnvironment
 from tests.fake_site import GYM_FILES, Link, Page
-page = Page("A shop", "Some words of a page, prices like 3.50, an address bob@shop.example. " * 25,
-            tuple(Link(f"Product number {i}", "about.html") for i in range(45)))
+links = int(sys.argv[2]) // 65
+page = Page("A shop", "Some words of a page, prices like 3.50, an address bob@shop.example. " * (links // 2),
+            tuple(Link(f"Product number {i}", "about.html") for i in range(links)))
 async def main():
     async with FakeEnvironment({f"{GYM_FILES}site/index.html": page}, latency_s=json.loads(sys.argv[1])) as environment:
         print(environment.url, flush=True)
@@ -142,8 +144,9 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--generation", type=float, default=1.0, help="seconds of generation a turn")
     parser.add_argument("--instant", action="store_true", help="an environment that answers at once")
+    parser.add_argument("--page", type=int, default=650, help="characters of a page")
     options = parser.parse_args()
-    command = [sys.executable, "-c", SERVER, json.dumps({} if options.instant else LATENCY_S)]
+    command = [sys.executable, "-c", SERVER, json.dumps({} if options.instant else LATENCY_S), str(options.page)]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
         url = os.environ["NEMO_GYM_URL"] = server.stdout.readline().strip()
         asyncio.run(measure(url, options))
