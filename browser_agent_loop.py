@@ -2,9 +2,9 @@
 
 Select it with `actor_rollout_ref.rollout.agent.default_agent_loop=browser_tool_agent`. The loop owns the attempt: it
 opens a session before the first turn, runs one tool call a turn, has the environment or the judge score the episode,
-and closes the session whatever happens. A rollout that the environment spoiled is tried again in a fresh session; if
-it stays invalid it returns no row or, with NEMO_GYM_BROWSER_DROP_INVALID=0, a flagged one, so that it neither trains
-nor votes.
+and closes the session whatever happens. A rollout that the environment spoiled is tried again in a fresh session, if
+there are several servers on another one (server_choice.py); if it stays invalid it returns no row or, with
+NEMO_GYM_BROWSER_DROP_INVALID=0, a flagged one, so that it neither trains nor votes.
 
 Each model call is recorded (conversation.py). When a context is full, the rollout goes on in a fresh one as
 `browser.context_policy` says; `browser.selection_policy` says which calls the training rows are made of.
@@ -14,6 +14,7 @@ import asyncio
 import logging
 import random
 import re
+import time
 from collections.abc import Iterable
 from typing import Any
 from uuid import uuid4
@@ -29,7 +30,6 @@ from context_policy import ContextPolicy, summary_memory, window_memories
 from context_tokens import ContextWriter, remember_prefixes
 from conversation import MIN_TURN_TOKENS, status_of
 from dataset import NeMoGymBrowserDataset
-from environment_gate import EnvironmentGate
 from environment_session import ActionName, BrowserAction, BrowserSession, StepResult
 from episode import Episode, StopReason
 from episode_limits import EpisodeLimits
@@ -43,6 +43,7 @@ from rollout_failures import FailureKind, failure_of
 from rollout_output import flagged_output, row_outputs
 from rollout_stats import AttemptReport, RolloutReport, ShownEpisode
 from secret_masking import Masker
+from server_choice import Server, ServerChoice
 from tool_calls import RawCall, UnusableCall, no_call, read_hermes_calls, to_action
 from validation_tables import shown_episode
 
@@ -68,7 +69,7 @@ class BrowserTool(BaseTool):
 
 @register("browser_tool_agent")
 class BrowserToolAgentLoop(ToolAgentLoop):
-    """One rollout. verl builds one object per rollout, so clients and limits that are shared live in the gate."""
+    """One rollout. verl builds one object per rollout, so clients and limits that are shared live in the gates."""
 
     session_class = BrowserSession
 
@@ -77,8 +78,7 @@ class BrowserToolAgentLoop(ToolAgentLoop):
         _require_checked_dataset(self.dataset_cls)
         self.limits = EpisodeLimits.from_section(self.config.get("browser"))
         self.settings = RecipeSettings.from_env()
-        self.settings.require_environment_url()
-        self.gate = EnvironmentGate.shared(self.settings)
+        self.servers = ServerChoice.shared(self.settings)
         self.judge = Judge.shared(self.settings, self._count_tokens) if self.settings.judge_url else None
         self.masker = Masker.of_settings(self.settings)
         self.episode_log = EpisodeLog(self.settings.episode_log_dir, self.masker)
@@ -104,10 +104,11 @@ class BrowserToolAgentLoop(ToolAgentLoop):
         if task.judged and self.judge is None:
             raise TaskError(f"{task.rollout_name} needs a judge, and NEMO_GYM_BROWSER_JUDGE_URL is not set here")
         request_id = self._make_request_id(priority, self.rollout_config.full_determinism)
-        episode, attempts = await self._run_attempts(task, sampling_params, request_id)
+        episode, attempts, server = await self._run_attempts(task, sampling_params, request_id)
         shown = self._shown(episode, task, len(attempts))
         report = RolloutReport(task.global_step, task.uid, task.rollout, episode.reward, tuple(attempts), shown)
-        await self.gate.report(report)
+        # Through the last server's gate alone: the driver gets it once, and behind the news of that session's close.
+        await server.gate.report(report)
         if episode.failure is None:
             return self._outputs(episode, len(attempts))
         if self.settings.drop_invalid:
@@ -127,12 +128,21 @@ class BrowserToolAgentLoop(ToolAgentLoop):
 
     async def _run_attempts(
         self, task: BrowserTask, sampling_params: dict[str, Any], request_id: str
-    ) -> tuple[Episode, list[AttemptReport]]:
-        """Return the last attempt, which is the first valid one if there is one, and what became of each."""
+    ) -> tuple[Episode, list[AttemptReport], Server]:
+        """Return the last attempt, the first valid one if there is one, what became of each, and the last server."""
         reports: list[AttemptReport] = []
-        lost_s = 0.0
+        servers = self.servers.for_rollout(task.uid, task.rollout)
+        lost_s = waited_s = 0.0
         while True:
-            episode = await self._attempt(task, sampling_params, request_id, lost_s)
+            with servers.next() as server:
+                episode = Episode(request_id, sampling_params, server.url, lost_s=lost_s, waited_s=waited_s)
+                await self._attempt(episode, task, server, servers.may_leave)
+            turned_away_at = time.monotonic()
+            if await servers.moves_on(server, episode.session.turned_away):
+                lost_s = episode.used_s
+                waited_s = episode.waiting_s + time.monotonic() - turned_away_at
+                continue
+            waited_s = 0.0
             reports.append(episode.report())
             wait_s = self._wait_s(episode, len(reports))
             record = episode.record(task, len(reports), final=wait_s is None)
@@ -142,7 +152,7 @@ class BrowserToolAgentLoop(ToolAgentLoop):
                 failure = self.masker.knowing(episode.typed_secrets).mask(str(episode.failure))
                 logger.warning("Attempt %d of rollout %s failed: %s", len(reports), task.rollout_name, failure)
             if wait_s is None:
-                return episode, reports
+                return episode, reports, server
             lost_s = episode.used_s + wait_s
             # A fresh request id: the engine must not count the spoiled attempt's prefix as this one's conversation.
             request_id = uuid4().hex
@@ -159,15 +169,15 @@ class BrowserToolAgentLoop(ToolAgentLoop):
     def _backoff_s(self, attempt: int) -> float:
         return min(_MAX_BACKOFF_S, self.limits.retry_backoff_s * 2 ** (attempt - 1)) * random.uniform(0.5, 1.0)
 
-    async def _attempt(
-        self, task: BrowserTask, sampling_params: dict[str, Any], request_id: str, lost_s: float
-    ) -> Episode:
-        episode = Episode(request_id=request_id, sampling_params=sampling_params, lost_s=lost_s)
-        async with self.session_class(self.settings, self.gate, self.limits.blocked_patterns) as session:
+    async def _attempt(self, episode: Episode, task: BrowserTask, server: Server, may_leave: bool) -> None:
+        """Play the episode on the server; how it ended is kept in the episode."""
+        patterns = self.limits.blocked_patterns
+        async with self.session_class(server.settings, server.gate, patterns, may_leave) as session:
             episode.session = session
             session.exchanges = self.recordings.new_exchanges()
             episode.failure = await session.seed(task.initial_url, task.verifier_metadata)
             if episode.failure is None:
+                server.answered()
                 first_page = await self._act(episode, BrowserAction(ActionName.OBSERVE))
             if episode.failure is None:
                 await self._open(episode, task, first_page)
@@ -183,7 +193,6 @@ class BrowserToolAgentLoop(ToolAgentLoop):
             episode.plan(self.limits, self.prompt_length, self.response_length)
         if episode.cut_calls:
             logger.warning("Rollout %s: %d model calls fit into no row", task.rollout_name, episode.cut_calls)
-        return episode
 
     async def _judge(self, episode: Episode, task: BrowserTask) -> None:
         """Have the judge score the episode, whose browser is closed; without a verdict it is invalid.

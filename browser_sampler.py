@@ -151,10 +151,13 @@ class _Containment:
 
     def _judge(self, step: int, summary: StepSummary) -> None:
         """Warn about a step with too many invalid rollouts; raise EnvironmentHalt if it is one too many."""
-        down_s = self._coordinator().counters().down_s
+        counters = self._coordinator().counters()
         down = set(summary.invalid_by_kind) == {FailureKind.ENVIRONMENT_DOWN} and not summary.valid
-        if down or down_s > self.settings.outage_patience_s:
+        if down or counters.down_s > self.settings.outage_patience_s:
             raise EnvironmentHalt(self._halt_text(f"The environment is down at step {step}", summary))
+        if counters.down_servers:
+            servers, count = " and ".join(counters.down_servers), len(self.settings.environment_urls)
+            logger.warning("Step %d: of %d environment servers, down are: %s", step, count, servers)
         if summary.invalid_share <= self.max_invalid_share and summary.valid:
             self.bad_steps = 0
             return
@@ -183,7 +186,9 @@ class _Containment:
         of_judge = [kind.startswith("judge_") for kind in summary.invalid_by_kind]
         checks = ["the judge with `python judge.py --check`"] if any(of_judge) else []
         if not of_judge or not all(of_judge):
-            checks.append(f"the environment with `python smoke_environment.py --url {self.settings.environment_url}`")
+            urls = self._coordinator().counters().down_servers or self.settings.environment_urls
+            commands = [f"`python smoke_environment.py --url {url}`" for url in urls]
+            checks.append(f"the environment with {' and '.join(commands)}")
         return " and ".join(checks)
 
     def _session_metrics(self) -> dict[str, float]:
@@ -194,6 +199,7 @@ class _Containment:
             "browser/sessions_opened": float(counters.opened - opened),
             "browser/sessions_closed": float(counters.closed - closed),
             "browser/sessions_open": float(counters.open_now),
+            "browser/servers_down": float(len(counters.down_servers)),
         }
 
     def _without_flagged(self, batch: KVBatchMeta) -> KVBatchMeta:

@@ -1,5 +1,7 @@
 """One gate for the agent-loop workers of a training: the GateCore in a Ray actor, and the two ways to reach it.
 
+Each environment server has an actor of its own.
+
 Workers reach it through RayLink. A rollout's calls and the answers to them go in batches, so thousands of waiting
 rollouts are two calls per worker, and nothing is called per turn. The actor starts empty: when it was lost, each worker
 tells the new one what it holds. A worker that was not heard of for SILENT_AFTER_S has lost its slots. Hearing is
@@ -16,7 +18,7 @@ import hashlib
 import logging
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +26,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
 from environment_gate import CoordinatorError, GateCounters, ray_runs, shared_cores
-from gate_core import Ask, Ended, GateCore, GateEvent, GateLimits, Pass, Passed, SlotKind, backoff_s
+from gate_core import Ask, Ended, GateCore, GateEvent, GateLimits, Pass, Passed, backoff_s
 from recipe_settings import SettingsError
 from rollout_stats import RolloutReport
 
@@ -142,7 +144,7 @@ def find_or_start(
     poll_s: float = POLL_S,
     settle_s: float = SETTLE_S,
 ) -> ray.actor.ActorHandle:
-    """Return the coordinator of this job and this environment, started if there is none.
+    """Return the coordinator of this job and this server, started if there is none.
 
     It ends with the process that started it, and the next one to need it starts another. Raises CoordinatorError when
     Ray does not run, where Ray itself would start a cluster of its own.
@@ -171,8 +173,8 @@ class RayLink:
         self._settings = settings
         self._actor: Any = None
         self._client = ""
-        self._waiting: dict[int, SlotKind] = {}
-        self._held: dict[int, SlotKind] = {}
+        self._waiting: dict[int, Ask] = {}
+        self._held: dict[int, Ask] = {}
         self._unsent: list[GateEvent] = []
         self._delivered: list[asyncio.Future[None]] = []
         """Whom to tell when all that is unsent now has arrived."""
@@ -188,7 +190,7 @@ class RayLink:
     def send(self, event: Ask | Ended) -> None:
         """Pass an event on, in order, with the next call."""
         if isinstance(event, Ask):
-            self._waiting[event.slot] = event.kind
+            self._waiting[event.slot] = event
         else:
             self._waiting.pop(event.slot, None)
             self._held.pop(event.slot, None)
@@ -256,8 +258,7 @@ class RayLink:
             self._actor = await asyncio.wait_for(start, CALL_TIMEOUT_S)
         # A new name each time: what is still under way under the old one can't take answers meant for the new one.
         replaces, self._client = self._client, uuid.uuid4().hex
-        waiting = [Ask(slot, kind) for slot, kind in self._waiting.items()]
-        held = [Ask(slot, kind) for slot, kind in self._held.items()]
+        waiting, held = list(self._waiting.values()), list(self._held.values())
         self._unsent = [event for event in self._unsent if not isinstance(event, Ask)]
         limits = GateLimits.of(self._settings)
         problem = await self._answer(self._actor.join.remote(self._client, limits, waiting, held, replaces))
@@ -295,11 +296,11 @@ class RayLink:
         if passes is None:
             raise _NotKnown
         for slot, answer in passes:
-            kind = self._waiting.pop(slot, None)
-            if kind is None:
+            ask = self._waiting.pop(slot, None)
+            if ask is None:
                 continue  # given up meanwhile; the actor hears of it with the next call
-            if answer is not Pass.REFUSED:
-                self._held[slot] = kind
+            if answer.has_slot:
+                self._held[slot] = ask
             self._passed(slot, answer)
 
     async def _push(self) -> None:
@@ -323,36 +324,42 @@ class RayLink:
 
 
 class DriverCoordinator:
-    """The coordinator as the trainer's process sees it: synchronous, each call with a deadline."""
+    """The coordinators of all servers as the trainer's process sees them: synchronous, each call with a deadline."""
 
     def __init__(self, settings: RecipeSettings) -> None:
-        self._settings = settings
+        self._servers = settings.servers()
 
     def take_reports(self, uids: Iterable[str]) -> list[RolloutReport]:
-        """Return the reports of these groups and forget them. Raises CoordinatorError."""
+        """Return the reports of these groups, each from the server that it was sent through, and forget them.
+
+        Raises CoordinatorError.
+        """
         uids = set(uids)
         if ray_runs():
-            return self._ask("take_reports", uids)
-        return [report for core in shared_cores(self._settings) for report in core.reports.take(uids)]
+            return [report for server in self._servers for report in self._ask(server, "take_reports", uids)]
+        cores = [core for server in self._servers for core in shared_cores(server)]
+        return [report for core in cores for report in core.reports.take(uids)]
 
     def counters(self) -> GateCounters:
-        """Return what was counted over all agent-loop workers. Raises CoordinatorError."""
-        if ray_runs():
-            return self._ask("counters")
-        counted = [core.counters() for core in shared_cores(self._settings)]
-        return GateCounters(
-            sum(c.opened for c in counted),
-            sum(c.closed for c in counted),
-            sum(c.open_now for c in counted),
-            max((c.down_s for c in counted), default=0.0),
-        )
+        """Return what was counted over all agent-loop workers and all servers. Raises CoordinatorError.
 
-    def _ask(self, method: str, *arguments: Any) -> Any:
+        The environment is down for as long as all servers are: rollouts go on with those that are left.
+        """
+        counted = [self._counters_of(server) for server in self._servers]
+        return _summed(counted, min(counters.down_s for counters in counted))
+
+    def _counters_of(self, server: RecipeSettings) -> GateCounters:
+        if ray_runs():
+            return self._ask(server, "counters")
+        counted = [core.counters() for core in shared_cores(server)]
+        return _summed(counted, max((counters.down_s for counters in counted), default=0.0))
+
+    def _ask(self, server: RecipeSettings, method: str, *arguments: Any) -> Any:
         gives_up_at = time.monotonic() + DRIVER_TIMEOUT_S
         attempt = 0
         while True:
             try:
-                actor = find_or_start(self._settings)
+                actor = find_or_start(server)
                 left_s = max(1.0, gives_up_at - time.monotonic())
                 return ray.get(getattr(actor, method).remote(*arguments), timeout=left_s)
             except (RayActorError, GetTimeoutError) as error:
@@ -365,6 +372,16 @@ class DriverCoordinator:
                 attempt += 1
 
 
+def _summed(counted: Collection[GateCounters], down_s: float) -> GateCounters:
+    """Return the sums of what was counted, with how long the environment has been down."""
+    opened, closed, open_now = (
+        sum(getattr(counters, name) for counters in counted) for name in ("opened", "closed", "open_now")
+    )
+    # Each server once: without Ray it has a gate in each event loop.
+    down_servers = dict.fromkeys(url for counters in counted for url in counters.down_servers)
+    return GateCounters(opened, closed, open_now, down_s, tuple(down_servers))
+
+
 def coordinator_for_driver(settings: RecipeSettings) -> DriverCoordinator:
-    """Return the driver's side of the gate: over all workers where Ray runs, else over this process's shared gates."""
+    """Return the driver's side of the gates: over all workers where Ray runs, else over this process's shared gates."""
     return DriverCoordinator(settings)

@@ -1,7 +1,8 @@
-"""The gate in front of the environment, as the sessions of one event loop see it.
+"""The gate in front of an environment server, as the sessions of one event loop see it.
 
-One gate stands before all agent-loop workers of a training, because they share one server: who may pass is decided by
+One gate stands before all agent-loop workers of a training, because they share the server: who may pass is decided by
 one GateCore, which lives in an actor where Ray runs (environment_coordinator.py) and in this process where it does not.
+Each of several servers has a gate of its own, with its share of the caps (RecipeSettings.servers).
 """
 
 from __future__ import annotations
@@ -90,9 +91,12 @@ class EnvironmentGate:
         """Give back the slot of a session that has ended; `closed` if it was open and is known to be closed."""
         self._link.send(Ended(slot, SlotEnd.CLOSED if closed else SlotEnd.NOTHING))
 
-    async def take_seed_slot(self) -> tuple[int, Pass]:
-        """Return a slot once one more seed may be under way and the gate is open; or the refusal, without a slot."""
-        return await self._take(SlotKind.SEED)
+    async def take_seed_slot(self, may_leave: bool = False) -> tuple[int, Pass]:
+        """Return a slot once one more seed may be under way and the gate is open; or the refusal, without a slot.
+
+        With `may_leave` an outage is not waited for: the answer is ELSEWHERE.
+        """
+        return await self._take(SlotKind.SEED, may_leave)
 
     def free_seed_slot(self, slot: int) -> None:
         """Give back the slot of a seed that came to no end."""
@@ -146,10 +150,10 @@ class EnvironmentGate:
             logger.warning("The coordinator was not told of the slots given back last: %r", error)
         return len(self._background)
 
-    async def _take(self, kind: SlotKind) -> tuple[int, Pass]:
+    async def _take(self, kind: SlotKind, may_leave: bool = False) -> tuple[int, Pass]:
         slot = next(self._numbers)
         passed = self._passes[slot] = asyncio.get_running_loop().create_future()
-        self._link.send(Ask(slot, kind))
+        self._link.send(Ask(slot, kind, may_leave))
         try:
             return slot, await passed
         except asyncio.CancelledError:

@@ -135,11 +135,19 @@ class BrowserSession:
     """One browser session, for one attempt of a rollout: `async with BrowserSession(settings, gate) as session`."""
 
     def __init__(
-        self, settings: RecipeSettings, gate: EnvironmentGate, blocked_patterns: Iterable[str | re.Pattern[str]] = ()
+        self,
+        settings: RecipeSettings,
+        gate: EnvironmentGate,
+        blocked_patterns: Iterable[str | re.Pattern[str]] = (),
+        may_leave: bool = False,
     ) -> None:
-        """Make a session; `blocked_patterns`, case ignored, tell a human check from a page of the site."""
+        """Make a session; `blocked_patterns`, case ignored, tell a human check from a page of the site.
+
+        `may_leave`: the caller has other servers, so the seed does not wait for this one while it is down.
+        """
         self._settings = settings
         self._gate = gate
+        self._may_leave = may_leave
         self._base_url = ""
         self._http: aiohttp.ClientSession | None = None
         self._lock = asyncio.Lock()
@@ -154,6 +162,8 @@ class BrowserSession:
         self._closed = False
         self.opened = False
         """The server answered the seed: a browser was opened."""
+        self.turned_away: Pass | None = None
+        """Why the server, which is down, was given up: ELSEWHERE before its patience was over, REFUSED after it."""
         self.last_call = ""
         """The last call that was made, seed to verify; empty before any. The close does not count."""
         self.failure: Failure | None = None
@@ -190,7 +200,8 @@ class BrowserSession:
     async def seed(self, initial_url: str, verifier_metadata: Mapping[str, Any]) -> Failure | None:
         """Open a browser on the task's start page; return why that failed, or None.
 
-        While the environment is down this waits at the gate, and a refused connection is asked for again.
+        While the environment is down this waits at the gate, and a refused connection is asked for again; a session
+        that may leave does neither, and says by `turned_away` whether to come back.
         """
         body = {"initial_url": initial_url, "verifier_metadata": dict(verifier_metadata)}
         self._context = CallContext(Call.SEED, start_url=initial_url, blocked_patterns=self._blocked_patterns)
@@ -199,16 +210,20 @@ class BrowserSession:
             if self.failure is not None:
                 return self.failure
             while True:
-                slot, answer = await self._wait_at_gate(self._gate.take_seed_slot())
-                if answer is Pass.REFUSED:
+                slot, answer = await self._wait_at_gate(self._gate.take_seed_slot(self._may_leave))
+                if not answer.has_slot:
                     break
                 failure = (await self._shielded_call(Call.SEED, self._seed_in_slot(slot, body))).failure
                 if failure is None or failure.kind is not FailureKind.ENVIRONMENT_UNREACHABLE:
                     return self._latch(failure)
-                if answer is Pass.LAST_CHANCE or time.monotonic() > gives_up_at:
+                if answer is Pass.LAST_CHANCE or self._may_leave or time.monotonic() > gives_up_at:
                     break
-            patience_s = self._settings.outage_patience_s
-            evidence = f"{self._base_url} was down for more than {patience_s:g} s (outage patience)"
+            if self._may_leave and answer in (Pass.GO, Pass.ELSEWHERE):
+                self.turned_away, evidence = Pass.ELSEWHERE, f"{self._base_url} is down"
+            else:
+                patience_s = self._settings.outage_patience_s
+                evidence = f"{self._base_url} was down for more than {patience_s:g} s (outage patience)"
+                self.turned_away = Pass.REFUSED
             return self._latch(failure_of(FailureKind.ENVIRONMENT_DOWN, evidence))
 
     async def act(self, action: BrowserAction) -> StepResult:
@@ -330,9 +345,12 @@ class BrowserSession:
         try:
             if self._shielded is not None:
                 await asyncio.wait({self._shielded})
-            if self._closing is None:
+            # Without any call there is no session; one for each that was turned away would only wait for a server
+            # that is down.
+            if self._closing is None and self.last_call:
                 self._closing = self._gate.keep(self._close())
-            await asyncio.wait({self._closing})
+            if self._closing is not None:
+                await asyncio.wait({self._closing})
         finally:
             await self._http.close()
             self._gate.free_open_slot(self._open_slot, closed=self.opened and self._closed)

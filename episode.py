@@ -45,6 +45,8 @@ class Episode:
 
     request_id: str
     sampling_params: dict[str, Any]
+    server: str
+    """Base address of the environment server that it runs on."""
     session: BrowserSession | None = None
     conversation: Conversation = field(default_factory=Conversation)
     trace: EpisodeTrace = field(default_factory=EpisodeTrace)
@@ -83,6 +85,8 @@ class Episode:
     failure: Failure | None = None
     lost_s: float = 0.0
     """Seconds of the rollout's deadline that its earlier attempts, all spoiled by the environment, have used up."""
+    waited_s: float = 0.0
+    """Seconds for which the attempt had waited for servers that turned it away."""
 
     @contextmanager
     def generating(self) -> Iterator[None]:
@@ -101,6 +105,11 @@ class Episode:
     def used_s(self) -> float:
         """Seconds of the episode deadline that are used up, by this attempt and those before it."""
         return self.lost_s + self.generation_s + self.session.environment_s
+
+    @property
+    def waiting_s(self) -> float:
+        """Seconds for which the attempt has waited for a session."""
+        return self.waited_s + self.session.waiting_s
 
     @contextmanager
     def timing_turn(self) -> Iterator[None]:
@@ -227,7 +236,7 @@ class Episode:
             generated_tokens=sum(len(call.response_ids) for call in self.conversation.records),
             generation_s=self.generation_s,
             environment_s=self.session.environment_s,
-            waiting_s=self.session.waiting_s,
+            waiting_s=self.waiting_s,
         )
 
     def _judge_report(self) -> JudgeReport | None:
@@ -260,6 +269,7 @@ class Episode:
             task_id=task.task_id,
             split=task.split,
             data_source=task.data_source,
+            server=self.server,
             site=task.site,
             question=task.question,
             outcome=AttemptOutcome.of(reward, failure_kind),
@@ -275,7 +285,7 @@ class Episode:
             answer=self.answer,
             generation_s=round(self.generation_s, 3),
             environment_s=round(self.session.environment_s, 3),
-            waiting_s=round(self.session.waiting_s, 3),
+            waiting_s=round(self.waiting_s, 3),
             compactions=self.compactions,
             discarded_calls=self.conversation.discarded,
             cut_calls=self.cut_calls,

@@ -175,6 +175,8 @@ class AttemptRecord:
     """The dataset's split: train or validation."""
     data_source: str = ""
     """The dataset's name for where the task is from."""
+    server: str = ""
+    """Base address of the environment server that the attempt ran on."""
     site: str = ""
     """Host of the start page; empty for a page of the server's own."""
     question: str = ""

@@ -46,7 +46,13 @@ class Pass(StrEnum):
 
     GO = "go"
     LAST_CHANCE = "last_chance"  # the slot is there, but the outage has outlasted its patience: don't come back
+    ELSEWHERE = "elsewhere"  # no slot: there is an outage, and the client may go to another environment server
     REFUSED = "refused"  # no slot: the outage has outlasted its patience
+
+    @property
+    def has_slot(self) -> bool:
+        """Whether the client now holds the slot."""
+        return self in (Pass.GO, Pass.LAST_CHANCE)
 
 
 class SlotEnd(StrEnum):
@@ -66,6 +72,8 @@ class Ask:
     slot: int
     """The client's own number for it, never used again."""
     kind: SlotKind
+    may_leave: bool = False
+    """Whether a client that wants a seed would rather be sent elsewhere than wait for the end of an outage."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +97,8 @@ class GateLimits:
     max_concurrent_seeds: int
     outage_after_seeds: int
     outage_patience_s: float
+    server: str | None = None
+    """Address of the server, for messages."""
 
     @classmethod
     def of(cls, settings: RecipeSettings) -> GateLimits:
@@ -98,6 +108,7 @@ class GateLimits:
             settings.max_concurrent_seeds,
             settings.outage_after_seeds,
             settings.outage_patience_s,
+            settings.environment_url,
         )
 
 
@@ -113,6 +124,8 @@ class GateCounters:
     """Sessions that hold an open slot."""
     down_s: float
     """Seconds for which the gate has been closed; 0.0 when it is open. Time in which nobody asked does not count."""
+    down_servers: tuple[str, ...] = ()
+    """Addresses of the servers whose gate is closed; of one gate, its server's or none."""
 
 
 def backoff_s(attempt: int) -> float:
@@ -183,7 +196,8 @@ class Outage:
     def succeeded(self) -> None:
         """Note a seed that was answered: the gate opens."""
         if self.since is not None:
-            logger.warning("The environment answers seeds again after %.0f s", self._clock() - self.since)
+            down_s = self._clock() - self.since
+            logger.warning("The environment at %s answers seeds again after %.0f s", self._limits.server, down_s)
         self._failed_in_a_row, self.since, self.spent = 0, None, False
         self._last_news = self._clock()
 
@@ -196,7 +210,8 @@ class Outage:
             if not refused and self._failed_in_a_row < self._limits.outage_after_seeds:
                 return
             what = "refuses connections" if refused else f"spoiled {self._failed_in_a_row} seeds in a row"
-            logger.warning("The environment %s: seeds wait while one at a time is tried", what)
+            message = "The environment at %s %s: no seed passes but one at a time, to try it"
+            logger.warning(message, self._limits.server, what)
             self.since, self.spent, self._trials = now, False, 0
             self.next_trial_at = now + max(backoff_s(0), delay_s)
             return
@@ -226,7 +241,7 @@ class GateCore:
         self._clock = clock
         self._outage = Outage(limits, clock)
         self._clients: dict[str, Passed] = {}
-        self._waiting: dict[SlotKind, dict[Key, None]] = {kind: {} for kind in SlotKind}
+        self._waiting: dict[SlotKind, dict[Key, Ask]] = {kind: {} for kind in SlotKind}
         self._held: dict[Key, tuple[SlotKind, float]] = {}
         """Kind of each slot that is taken, and since when."""
         self._used: Counter[SlotKind] = Counter()
@@ -274,7 +289,7 @@ class GateCore:
             case Ask():
                 if event.kind is SlotKind.SEED:
                     self._outage.asked(self._seeds_about())
-                self._waiting[event.kind][client, event.slot] = None
+                self._waiting[event.kind][client, event.slot] = event
                 self.tick()
             case Ended():
                 self._end((client, event.slot), event)
@@ -283,7 +298,9 @@ class GateCore:
     def counters(self) -> GateCounters:
         """Return what was counted so far."""
         down_s = self._outage.down_s(self._seeds_about())
-        return GateCounters(self._opened, self._closed, self._used[SlotKind.OPEN], down_s)
+        # `down_s` says less: it is 0 if nobody has asked since the seed that closed the gate.
+        down = (self.limits.server,) if self._outage.since is not None and self.limits.server else ()
+        return GateCounters(self._opened, self._closed, self._used[SlotKind.OPEN], down_s, down)
 
     def tick(self) -> None:
         """Let through whoever may pass now, and come back when time alone changes that."""
@@ -295,9 +312,9 @@ class GateCore:
             self._let_through(SlotKind.OPEN, Pass.GO)
         if outage.since is not None and not outage.spent and now >= outage.patience_ends_at:
             outage.spent = True
-            self._refuse_seeds()
+            self._turn_away_seeds(Pass.REFUSED)
         elif outage.spent and now < outage.next_trial_at:
-            self._refuse_seeds()
+            self._turn_away_seeds(Pass.REFUSED)
         while self._used[SlotKind.SEED] + self._used[SlotKind.VERIFY] < self.limits.max_concurrent_seeds:
             if self._waiting[SlotKind.VERIFY]:
                 self._let_through(SlotKind.VERIFY, Pass.GO)
@@ -305,6 +322,8 @@ class GateCore:
                 self._let_through(SlotKind.SEED, Pass.LAST_CHANCE if outage.spent else Pass.GO)
             else:
                 break
+        if outage.since is not None and not outage.spent:  # after the trial, for which they are as good as any
+            self._turn_away_seeds(Pass.ELSEWHERE)
         self._set_timer(now)
 
     def _seed_may_pass(self, now: float) -> bool:
@@ -322,10 +341,11 @@ class GateCore:
             self._trials.add(key)
         self._clients[key[0]](key[1], answer)
 
-    def _refuse_seeds(self) -> None:
-        waiting, self._waiting[SlotKind.SEED] = self._waiting[SlotKind.SEED], {}
-        for client, slot in waiting:
-            self._clients[client](slot, Pass.REFUSED)
+    def _turn_away_seeds(self, answer: Pass) -> None:
+        waiting = self._waiting[SlotKind.SEED]
+        for key in [key for key, ask in waiting.items() if answer is Pass.REFUSED or ask.may_leave]:
+            del waiting[key]
+            self._clients[key[0]](key[1], answer)
 
     def _hold(self, key: Key, kind: SlotKind) -> None:
         self._held[key] = kind, self._clock()
@@ -350,7 +370,7 @@ class GateCore:
                 took_s = self._clock() - since if trial else None
                 self._outage.failed(refused, took_s, event.retry_after_s)
                 if trial and self._outage.spent:
-                    self._refuse_seeds()
+                    self._turn_away_seeds(Pass.REFUSED)
 
     def _forget(self, client: str) -> int:
         self._clients.pop(client, None)

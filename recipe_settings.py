@@ -4,7 +4,7 @@ import difflib
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import NewType
 from urllib.parse import urlsplit
@@ -15,6 +15,8 @@ _SWITCHES = {"1": True, "true": True, "yes": True, "on": True, "0": False, "fals
 
 Url = NewType("Url", str)
 """A base address, without a trailing slash."""
+Urls = NewType("Urls", str)
+"""Base addresses, separated by commas."""
 Secret = NewType("Secret", str)
 """Text that no message and no `repr` shows."""
 
@@ -37,8 +39,11 @@ class RecipeSettings:
     SettingsError naming every bad setting.
     """
 
-    environment_url: str | None = _setting("NEMO_GYM_URL", None, Url)
-    """Base address of the NeMo Gym `interactive_browser` server, without a trailing slash."""
+    environment_url: str | None = _setting("NEMO_GYM_URL", None, Urls)
+    """Base address of the NeMo Gym `interactive_browser` server, without a trailing slash; of several, a comma between.
+
+    Whoever talks to a server takes the settings for it alone from `servers()`.
+    """
 
     seed_timeout_s: float = _setting(
         f"{PREFIX}SEED_TIMEOUT_S", 150.0, float, 120.0, "giving up on a seed leaks a browser in the server"
@@ -59,10 +64,10 @@ class RecipeSettings:
     """Longest time that closing a session may hold up its rollout."""
 
     max_open_sessions: int = _setting(f"{PREFIX}MAX_OPEN_SESSIONS", 16, int)
-    """Browser sessions open at once, over all agent-loop workers."""
+    """Browser sessions open at once, over all agent-loop workers and all servers."""
 
     max_concurrent_seeds: int = _setting(f"{PREFIX}MAX_CONCURRENT_SEEDS", 2, int)
-    """Seeds and verifies under way at once, over all agent-loop workers."""
+    """Seeds and verifies under way at once, over all agent-loop workers and all servers."""
 
     outage_patience_s: float = _setting(f"{PREFIX}OUTAGE_PATIENCE_S", 600.0, float)
     """How long sessions wait for an environment that is down before they give up."""
@@ -120,6 +125,8 @@ class RecipeSettings:
             problems.append(
                 f"{PREFIX}JUDGE_URL and {PREFIX}JUDGE_MODEL: one is set without the other; set both or none"
             )
+        if not problems:
+            problems += self._caps_below_one_a_server()
         _raise_if_any(problems)
 
     @classmethod
@@ -145,14 +152,50 @@ class RecipeSettings:
         return cls(**values)
 
     def require_environment_url(self) -> str:
-        """Return the environment's address. Raises SettingsError when none is set."""
+        """Return the address of the one server. Raises SettingsError when none is set, or several are."""
         if self.environment_url is None:
             raise SettingsError(
                 "NEMO_GYM_URL is not set: it must hold the address of a running NeMo Gym interactive_browser server. "
                 "Fix: export NEMO_GYM_URL=http://HOST:PORT (see config.env.example), "
                 "then check it with: python smoke_environment.py"
             )
+        if len(self.environment_urls) > 1:
+            raise SettingsError(
+                f"NEMO_GYM_URL={self.environment_url} names {len(self.environment_urls)} servers, where one is needed. "
+                f"Fix: name one of them, such as {self.environment_urls[0]}"
+            )
         return self.environment_url
+
+    @property
+    def environment_urls(self) -> tuple[str, ...]:
+        """The address of each server; empty if none is set."""
+        return tuple(self.environment_url.split(",")) if self.environment_url else ()
+
+    def servers(self) -> tuple["RecipeSettings", ...]:
+        """Return the settings for each server: its address, and its share of the caps, which add up to these caps.
+
+        Shares differ by one at most, the first servers have the larger ones. One server, or none: these settings.
+        """
+        urls = self.environment_urls
+        if len(urls) < 2:
+            return (self,)
+        sessions, seeds = (_shares(cap, len(urls)) for cap in (self.max_open_sessions, self.max_concurrent_seeds))
+        return tuple(
+            replace(self, environment_url=url, max_open_sessions=open_sessions, max_concurrent_seeds=under_way)
+            for url, open_sessions, under_way in zip(urls, sessions, seeds, strict=True)
+        )
+
+    def _caps_below_one_a_server(self) -> list[str]:
+        count = len(self.environment_urls)
+        return [
+            f"{PREFIX}{name}={cap}: NEMO_GYM_URL names {count} servers, and each needs a share of at least 1; "
+            f"set {PREFIX}{name} to {count} or more, or name fewer servers in NEMO_GYM_URL"
+            for name, cap in (
+                ("MAX_OPEN_SESSIONS", self.max_open_sessions),
+                ("MAX_CONCURRENT_SEEDS", self.max_concurrent_seeds),
+            )
+            if cap < count
+        ]
 
 
 def variables() -> tuple[str, ...]:
@@ -205,6 +248,8 @@ def _checked(value: object, kind: type) -> object:
     """Return `value` in the setting's type. Raises ValueError saying what is allowed."""
     if kind is Url:
         return None if value is None else _base_url(value)
+    if kind is Urls:
+        return None if value is None else _base_urls(value)
     if kind in (str, Secret):
         if value is not None and (not isinstance(value, str) or not value or any(c.isspace() for c in value)):
             raise ValueError("must be text without white space")
@@ -222,6 +267,29 @@ def _checked(value: object, kind: type) -> object:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
         raise ValueError("must be a finite number of seconds above 0")
     return float(value)
+
+
+def _shares(total: int, parts: int) -> list[int]:
+    """Return `total` in whole parts that differ by one at most, the larger ones first."""
+    share, rest = divmod(total, parts)
+    return [share + (i < rest) for i in range(parts)]
+
+
+def _base_urls(value: object) -> str:
+    """Return the addresses as `_base_url` does, a comma between. Raises ValueError for a bad one and for one twice."""
+    if not isinstance(value, str):
+        return _base_url(value)
+    urls = []
+    for text in value.split(","):
+        try:
+            url = _base_url(text.strip())
+        except ValueError as error:
+            where = f"{text.strip()!r} " if "," in value else ""
+            raise ValueError(f"{where}{error}; several addresses have a comma between") from None
+        if url in urls:
+            raise ValueError(f"{url} is named twice; name each server once")
+        urls.append(url)
+    return ",".join(urls)
 
 
 def _base_url(value: object) -> str:

@@ -34,10 +34,10 @@ sys.path.insert(0, str(ROOT))
 from browser_agent_loop import BrowserToolAgentLoop  # noqa: E402
 from cpu.policy_tokenizer import build_tokenizer, tool_schema  # noqa: E402
 from dataset import NeMoGymBrowserDataset  # noqa: E402
-from environment_gate import EnvironmentGate  # noqa: E402
 from environment_session import _VERIFY_BODY  # noqa: E402
 from episode_log import EpisodeLog  # noqa: E402
 from recipe_settings import RecipeSettings  # noqa: E402
+from server_choice import ServerChoice  # noqa: E402
 
 # Seconds, one session on the real server (Debian's chromium-headless-shell, 2 cores).
 LATENCY_S = {"/seed_session": 0.476, "/browser_observe": 0.086, "/browser_finish": 0.05, "/verify": 0.058}
@@ -109,7 +109,7 @@ class Loops:
             hf_model_type="qwen3",
             tools=self.tools,
         )
-        loop.settings, loop.gate = self.settings, EnvironmentGate.shared(self.settings)
+        loop.settings, loop.servers = self.settings, ServerChoice.shared(self.settings)
         loop.episode_log = self.episode_log
         (output,) = await loop.run({"temperature": 1.0}, **ROW)
         assert output.reward_score == 1.0 and output.num_turns == 2 * self.turns + 1

@@ -11,6 +11,7 @@ from cpu.training_run import REPO_ROOT
 from dataset import NeMoGymBrowserDataset
 from environment_gate import EnvironmentGate
 from recipe_settings import RecipeSettings
+from server_choice import Server, ServerChoice
 
 TOOL_CONFIG = REPO_ROOT / "configs" / "browser_tool.yaml"
 ROW = {
@@ -80,7 +81,7 @@ def make_loop(
     dataset_cls=NeMoGymBrowserDataset,
     loop_cls=BrowserToolAgentLoop,
 ):
-    """Return the loop as verl's agent-loop worker builds it, pointed at a fake environment."""
+    """Return the loop as verl's agent-loop worker builds it, pointed at fake environments; `gate` is the first's."""
     loop = loop_cls(
         trainer_config=DictConfigWrap(config),
         server_manager=policy,
@@ -93,7 +94,8 @@ def make_loop(
     )
     fast = {"act_timeout_s": 20.0, "close_timeout_s": 20.0, "outage_patience_s": 0.5, "drop_invalid": True}
     loop.settings = RecipeSettings(environment_url=environment_url, **fast | (settings or {}))
-    loop.gate = ReportingGate(loop.settings)
+    loop.servers = ServerChoice([Server(share, ReportingGate(share)) for share in loop.settings.servers()])
+    loop.gate = loop.servers.servers[0].gate
     loop.episode_log = type(loop.episode_log)(log_dir)
     loop.recordings = type(loop.recordings)(loop.settings.record_dir)
     return loop

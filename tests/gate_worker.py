@@ -7,6 +7,7 @@ from environment_coordinator import RayLink
 from environment_gate import EnvironmentGate
 from environment_session import BrowserSession
 from rollout_stats import RolloutReport
+from server_choice import ServerChoice
 from tests.sessions import OBSERVE, SPEC, START
 
 
@@ -22,12 +23,12 @@ class GateWorker:
         return await asyncio.gather(*(self._rollout(chosen, uid, number) for number in range(rollouts)))
 
     async def _rollout(self, chosen, uid, number):
-        gate = EnvironmentGate.shared(chosen)
-        async with BrowserSession(chosen, gate) as session:
-            await session.seed(START, SPEC)
-            await session.act(OBSERVE)
-            reward = (await session.verify()).reward
-        await gate.report(RolloutReport(1, uid, number, reward, ()))
+        with ServerChoice.shared(chosen).for_rollout(uid, number).next() as server:
+            async with BrowserSession(server.settings, server.gate) as session:
+                await session.seed(START, SPEC)
+                await session.act(OBSERVE)
+                reward = (await session.verify()).reward
+        await server.gate.report(RolloutReport(1, uid, number, reward, ()))
         return reward
 
     async def take(self, chosen):

@@ -34,7 +34,7 @@ ACTIONS = [OBSERVE, navigate(START), CLICK, type_text(0, "x"), FINISH]
 def settings(environment, **changes):
     """Return settings with room for a slow machine; a test shortens the one deadline that it is about."""
     values = {name: 20.0 for name in ("seed_timeout_s", "act_timeout_s", "verify_timeout_s", "close_timeout_s")}
-    return RecipeSettings(environment_url=environment.url, **{**values, **changes})
+    return RecipeSettings(**{"environment_url": environment.url, **values, **changes})
 
 
 def session_for(environment, **changes):

@@ -15,6 +15,7 @@ from browser_task import BrowserTask
 from environment_session import ActionName, BrowserAction, BrowserSession, StepResult, Verdict
 from episode import Episode
 from rollout_failures import Failure
+from server_choice import Server
 
 NO_SESSION = "no active session; seed_session must be called first"
 SEED_FAILED = "!seed_failed"
@@ -44,13 +45,10 @@ class FailuresAsZerosLoop(BrowserToolAgentLoop):
 
     session_class = _BlindSession
 
-    async def _attempt(
-        self, task: BrowserTask, sampling_params: dict[str, Any], request_id: str, lost_s: float
-    ) -> Episode:
-        episode = await super()._attempt(task, sampling_params, request_id, lost_s)
+    async def _attempt(self, episode: Episode, task: BrowserTask, server: Server, may_leave: bool) -> None:
+        await super()._attempt(episode, task, server, may_leave)
         if episode.session.seed_failed:
             episode.actions.insert(0, SEED_FAILED)
-        return episode
 
     def _outputs(self, episode: Episode, attempts: int) -> list[AgentLoopOutput]:
         outputs = super()._outputs(episode, attempts)

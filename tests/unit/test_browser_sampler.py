@@ -1,5 +1,6 @@
 """What the trainer gets from the sampler when rollouts are invalid: a batch, another draw, or one clear error."""
 
+import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -46,7 +47,7 @@ class Coordinator:
     def __init__(self):
         self.reports = []
         self.asked = 0
-        self.now = SimpleNamespace(opened=0, closed=0, open_now=0, down_s=0.0)
+        self.now = SimpleNamespace(opened=0, closed=0, open_now=0, down_s=0.0, down_servers=())
 
     def take_reports(self, uids):
         taken = [report for report in self.reports if report.uid in uids]
@@ -215,6 +216,32 @@ def test_an_environment_that_stays_down_halts_the_run_at_once(world, down_s):
     assert world.refills == []
 
 
+SERVERS = "http://a:1,http://b:1"
+
+
+@pytest.mark.parametrize(
+    ("down", "named"),
+    [((), ["http://a:1", "http://b:1"]), (("http://b:1",), ["http://b:1"])],
+    ids=["none is known to be down", "one is down"],
+)
+def test_what_to_check_are_the_servers_that_are_down_or_all(world, monkeypatch, down, named):
+    monkeypatch.setenv("NEMO_GYM_URL", SERVERS)
+    world.coordinator.now.down_servers = down
+    world.play("train", "a", SEED_TIMEOUT)
+    with pytest.raises(EnvironmentHalt) as halt:
+        draw(sampler(world, halt_after_steps=1))
+    assert re.findall(r"smoke_environment.py --url (\S+)`", str(halt.value)) == named
+
+
+def test_one_server_that_is_down_is_named_and_counted_and_training_goes_on(world, monkeypatch, caplog):
+    monkeypatch.setenv("NEMO_GYM_URL", SERVERS)
+    world.coordinator.now.down_servers = ("http://b:1",)
+    world.play("train", "a", 1.0)
+    _, metrics = draw(sampler(world))
+    assert metrics["browser/servers_down"] == 1.0
+    assert "of 2 environment servers, down are: http://b:1" in caplog.text
+
+
 def test_groups_without_rows_or_reports_point_at_the_agent_loop(world):
     world.queue.add_group("train", "a", {}, status="failure")
     with pytest.raises(EnvironmentHalt, match="Error in _run_prompt"):
@@ -251,10 +278,10 @@ def test_a_validation_without_a_valid_rollout_halts_with_the_clear_error(world):
 def test_session_metrics_are_those_of_the_step(world):
     buffer = sampler(world)
     world.play("train", "a", 1.0)
-    world.coordinator.now = SimpleNamespace(opened=5, closed=3, open_now=2, down_s=0.0)
+    world.coordinator.now = SimpleNamespace(opened=5, closed=3, open_now=2, down_s=0.0, down_servers=())
     draw(buffer, 1)
     world.play("train", "b", 1.0)
-    world.coordinator.now = SimpleNamespace(opened=9, closed=9, open_now=0, down_s=0.0)
+    world.coordinator.now = SimpleNamespace(opened=9, closed=9, open_now=0, down_s=0.0, down_servers=())
     _, metrics = draw(buffer, 2)
     assert metrics["browser/sessions_opened"] == 4.0
     assert metrics["browser/sessions_closed"] == 6.0

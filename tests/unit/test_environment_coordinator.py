@@ -1,6 +1,8 @@
 """One gate over several Ray workers; the same protocol with calls that go wrong on purpose; a coordinator that dies."""
 
 import asyncio
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,9 +11,10 @@ import ray
 import environment_coordinator
 import gate_core
 from environment_coordinator import Coordinator, RayLink, coordinator_for_driver, find_or_start
-from environment_gate import CoordinatorError, EnvironmentGate, GateCounters
+from environment_gate import CoordinatorError, EnvironmentGate, GateCounters, Pass
 from gate_core import GateLimits
 from recipe_settings import RecipeSettings, SettingsError
+from rollout_failures import FailureKind, failure_of
 from rollout_stats import RolloutReport
 from tests.fake_environment import Do, FakeEnvironment, Fault
 from tests.gate_worker import GateWorker
@@ -133,6 +136,28 @@ async def test_waiter_that_is_cancelled_keeps_no_slot_behind_the_actor(actor_her
     with pytest.raises(asyncio.CancelledError):
         await given_up
     await asyncio.wait_for(one.take_open_slot(), 20.0)
+
+
+@pytest.mark.parametrize("lost", ["push", "join", "pull"])
+async def test_one_who_may_leave_is_sent_elsewhere_whatever_call_is_lost_and_holds_no_slot(actor_here, lost):
+    chosen = RecipeSettings(max_concurrent_seeds=1)
+    actor = actor_here(chosen)
+    gate = gate_over(chosen)
+    if lost != "join":
+        slot, _ = await gate.take_seed_slot()
+    else:
+        actor.lose.append(lost)
+        slot, _ = await asyncio.wait_for(gate.take_seed_slot(), 20.0)
+    waiting = asyncio.create_task(gate.take_seed_slot(may_leave=True))
+    assert await waits(waiting)
+    if lost != "join":
+        actor.lose.append(lost)
+    refused = failure_of(FailureKind.ENVIRONMENT_UNREACHABLE, "refused")
+    gate.note_seed(slot, replace(refused, retry_after_s=60.0))  # no trial is due in this test
+    assert (await asyncio.wait_for(waiting, 20.0))[1] is Pass.ELSEWHERE
+    assert actor.lose == []
+    actor.lose.append("push")  # a link that joins anew says what it holds
+    gate.free_verify_slot(await asyncio.wait_for(gate.take_verify_slot(), 20.0))
 
 
 async def test_no_call_is_made_while_sessions_are_just_open(actor_here):
@@ -300,6 +325,34 @@ async def test_caps_hold_over_all_workers_and_their_reports_reach_the_driver(wor
     assert (environment.seen.peak_open, environment.seen.peak_opening) == (3, 2)
     assert sorted(report.rollout for report in driver.take_reports({"u0", "u2"})) == sorted([*range(6)] * 2)
     assert {report.uid for report in driver.take_reports({"u0", "u1", "u2"})} == {"u1"}
+
+
+async def test_caps_hold_over_all_workers_and_each_of_two_servers_has_its_share(workers):
+    async with FakeEnvironment(SITE) as one, FakeEnvironment(SITE) as two:
+        chosen = settings(one, environment_url=f"{one.url},{two.url}", max_open_sessions=5, max_concurrent_seeds=3)
+        for server in chosen.servers():
+            find_or_start(server, settle_s=0.0)
+        for environment in (one, two):
+            environment.faults += [Fault(Do.HANG, path=SEED_PATH), Fault(Do.HANG, path=VERIFY_PATH)]
+        rollouts = asyncio.gather(*(worker.play.remote(chosen, f"v{i}", 8) for i, worker in enumerate(workers[:3])))
+        await one.until(lambda seen: len(seen.calls) == 2)
+        await two.until(lambda seen: len(seen.calls) == 1)
+        with pytest.raises(TimeoutError):
+            more = [asyncio.ensure_future(one.until(lambda seen: len(seen.calls) > 2))]
+            more.append(asyncio.ensure_future(two.until(lambda seen: len(seen.calls) > 1)))
+            await asyncio.wait_for(asyncio.wait(more, return_when=asyncio.FIRST_COMPLETED), timeout=0.5)
+        for task in more:
+            task.cancel()
+        one.release()
+        two.release()
+        assert await rollouts == [[0.0] * 8] * 3
+        driver = coordinator_for_driver(chosen)
+        assert driver.counters() == GateCounters(opened=24, closed=24, open_now=0, down_s=0.0)
+        assert [coordinator_for_driver(server).counters().opened for server in chosen.servers()] == [12, 12]
+    assert [(seen.peak_open, seen.peak_opening) for seen in (one.seen, two.seen)] == [(3, 2), (2, 1)]
+    reports = driver.take_reports({"v0", "v1", "v2"})
+    assert Counter(report.uid for report in reports) == {"v0": 8, "v1": 8, "v2": 8}
+    assert driver.take_reports({"v0", "v1", "v2"}) == []
 
 
 async def test_thousands_who_wait_do_not_keep_a_slot_from_being_given_back(workers):

@@ -139,8 +139,21 @@ async def test_outage_beyond_patience_fails_the_seed_and_later_seeds_at_once(env
     assert recovered is None
 
 
-@pytest.mark.parametrize(("answer", "asked"), [(Pass.REFUSED, 0), (Pass.LAST_CHANCE, 1)])
-async def test_seed_beyond_patience_asks_the_environment_at_most_once(environment, monkeypatch, answer, asked):
+@pytest.mark.parametrize(
+    ("answer", "may_leave", "asked", "turned_away"),
+    [
+        (Pass.REFUSED, False, 0, Pass.REFUSED),
+        (Pass.LAST_CHANCE, False, 1, Pass.REFUSED),
+        (Pass.REFUSED, True, 0, Pass.REFUSED),
+        (Pass.LAST_CHANCE, True, 1, Pass.REFUSED),
+        (Pass.ELSEWHERE, True, 0, Pass.ELSEWHERE),
+        # The gate is open: other machines reach the server.
+        (Pass.GO, True, 1, Pass.ELSEWHERE),
+    ],
+)
+async def test_seed_beyond_patience_or_with_another_server_asks_this_one_at_most_once(
+    environment, monkeypatch, answer, may_leave, asked, turned_away
+):
     asks = []
     call = BrowserSession._call
 
@@ -148,15 +161,17 @@ async def test_seed_beyond_patience_asks_the_environment_at_most_once(environmen
         asks.append(name)
         return await call(session, name, *arguments)
 
-    async def answered(gate):
+    async def answered(gate, leaves):
+        assert leaves is may_leave
         return 1, answer
 
     monkeypatch.setattr(BrowserSession, "_call", counted)
     monkeypatch.setattr(EnvironmentGate, "take_seed_slot", answered)
     chosen = settings(environment)
     await environment.stop()
-    failure, _ = await asyncio.wait_for(seeded(chosen, EnvironmentGate(chosen)), 20.0)
-    assert failure.kind is FailureKind.ENVIRONMENT_DOWN
+    async with BrowserSession(chosen, EnvironmentGate(chosen), may_leave=may_leave) as session:
+        failure = await asyncio.wait_for(session.seed(START, SPEC), 20.0)
+    assert (failure.kind, session.turned_away) == (FailureKind.ENVIRONMENT_DOWN, turned_away)
     assert asks.count(Call.SEED) == asked
 
 
@@ -247,6 +262,49 @@ async def test_reports_reach_the_driver_of_the_same_process_from_every_event_loo
     driver = coordinator_for_driver(chosen)
     assert driver.take_reports({"a", "c"}) in ([reports[0], reports[2]], [reports[2], reports[0]])
     assert driver.take_reports({"a", "b", "c"}) == [reports[1]]
+
+
+async def test_environment_is_down_for_the_driver_only_when_all_servers_are(quick_trials):
+    chosen = RecipeSettings(environment_url="http://one.test:1,http://two.test:1")
+    driver = coordinator_for_driver(chosen)
+    down = []
+    for server in chosen.servers():
+        down.append(server.environment_url)
+        gate = EnvironmentGate.shared(server)
+        slot, _ = await gate.take_seed_slot()
+        gate.note_seed(slot, failure_of(FailureKind.ENVIRONMENT_UNREACHABLE, "refused"))
+        waiting = asyncio.create_task(gate.take_seed_slot())
+        assert (await waiting)[1] is Pass.GO  # a trial that takes its time: the outage lasts
+        counters = driver.counters()
+        assert (counters.down_s > 0.0) is (len(down) == 2)
+        assert counters.down_servers == tuple(down)
+
+
+async def test_counts_of_all_servers_are_added_and_every_report_comes_once():
+    chosen = RecipeSettings(environment_url="http://three.test:1,http://four.test:1")
+    driver = coordinator_for_driver(chosen)
+    for number, server in enumerate(chosen.servers()):
+        gate = EnvironmentGate.shared(server)
+        for _ in range(number + 1):
+            slot, (seed, _) = await gate.take_open_slot(), await gate.take_seed_slot()
+            gate.note_seed(seed, None)
+            gate.free_open_slot(slot, closed=True)
+        await gate.take_open_slot()
+        await gate.report(RolloutReport(1, "a", number, 1.0, ()))
+    assert driver.counters() == GateCounters(opened=3, closed=3, open_now=2, down_s=0.0)
+    assert sorted(report.rollout for report in driver.take_reports({"a"})) == [0, 1]
+    assert driver.take_reports({"a"}) == []
+
+
+async def test_session_that_may_leave_a_server_that_is_down_does_not_wait_for_it(environment):
+    chosen = settings(environment, outage_patience_s=600.0)
+    gate = EnvironmentGate(chosen)
+    await environment.stop()
+    for asked in (True, False):  # the first finds the server gone, the second hears of it at the gate
+        async with BrowserSession(chosen, gate, may_leave=True) as session:
+            failure = await asyncio.wait_for(session.seed(START, SPEC), 20.0)
+        assert (failure.kind, session.turned_away) == (FailureKind.ENVIRONMENT_DOWN, Pass.ELSEWHERE)
+        assert bool(session.last_call) is asked
 
 
 async def test_gate_is_shared_within_one_event_loop():

@@ -27,9 +27,9 @@ class Gate:
     def join(self, client, **state):
         self.core.join(client, lambda slot, answer: self.answers.update({(client, slot): answer}), **state)
 
-    def ask(self, kind, client="a"):
+    def ask(self, kind, client="a", may_leave=False):
         self.asked += 1
-        self.core.handle(client, Ask(self.asked, kind))
+        self.core.handle(client, Ask(self.asked, kind, may_leave))
         return self.asked
 
     def end(self, slot, how=NOTHING, retry_after_s=None, client="a"):
@@ -190,6 +190,52 @@ async def test_retry_after_of_a_failed_trial_counts_too(full_backoff):
     assert gate.passed(waiting) == [None]
     gate.wait(0.1)
     assert gate.passed(waiting) == [Pass.GO]
+
+
+# Other servers
+
+
+async def test_server_counts_as_down_from_the_moment_that_closes_its_gate():
+    gate = Gate(server="http://a:1")
+    assert gate.core.counters().down_servers == ()
+    gate.close_gate()
+    assert (gate.core.counters().down_s, gate.core.counters().down_servers) == (0.0, ("http://a:1",))
+
+
+async def test_seed_that_may_leave_waits_for_no_outage_but_is_its_trial_like_any(full_backoff):
+    gate = Gate()
+    leaving = [gate.ask(SEED, may_leave=True) for _ in range(3)]
+    assert gate.passed(*leaving) == [Pass.GO, Pass.GO, None], "there is no outage yet"
+    gate.end(leaving[0], REFUSED)
+    staying, late = gate.ask(SEED), gate.ask(SEED, may_leave=True)
+    assert gate.passed(leaving[2], late, staying) == [Pass.ELSEWHERE, Pass.ELSEWHERE, None]
+    gate.end(staying)
+    gate.wait(0.5)
+    trial, next_one = gate.ask(SEED, may_leave=True), gate.ask(SEED, may_leave=True)
+    assert gate.passed(trial, next_one) == [Pass.GO, Pass.ELSEWHERE]
+    gate.end(trial, SEEDED)
+    assert gate.passed(gate.ask(SEED, may_leave=True)) == [Pass.GO]
+
+
+async def test_one_sent_elsewhere_holds_no_slot():
+    gate = Gate(max_concurrent_seeds=1)
+    gate.close_gate()
+    assert gate.passed(gate.ask(SEED, may_leave=True), gate.ask(VERIFY)) == [Pass.ELSEWHERE, Pass.GO]
+
+
+async def test_seeds_that_leave_use_up_patience_and_are_then_refused_or_the_last_trial(full_backoff):
+    gate = Gate(outage_patience_s=50.0)
+    gate.close_gate()
+    for _ in range(4):
+        gate.wait(10)
+        gate.end(gate.ask(SEED, may_leave=True), REFUSED)
+    gate.wait(10)
+    last = gate.ask(SEED, may_leave=True)
+    assert gate.passed(last) == [Pass.LAST_CHANCE]
+    assert gate.core.counters().down_s == 50.0
+    gate.wait(150)
+    gate.end(last, FAILED)
+    assert gate.passed(gate.ask(SEED, may_leave=True)) == [Pass.REFUSED]
 
 
 # Patience

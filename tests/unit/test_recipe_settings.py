@@ -1,6 +1,7 @@
 """Settings: what the environment gives, what is refused and how it is said."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -118,6 +119,62 @@ def test_a_base_url_loses_only_its_trailing_slash(url, kept):
 
 
 @pytest.mark.parametrize(
+    ("text", "urls"),
+    [
+        ("http://a:1", ("http://a:1",)),
+        ("http://a:1,https://b/x/", ("http://a:1", "https://b/x")),
+        (" http://a:1/ , http://b:1 ", ("http://a:1", "http://b:1")),
+        ("", ()),
+    ],
+)
+def test_several_servers_have_commas_between_them(text, urls):
+    assert RecipeSettings.from_env({"NEMO_GYM_URL": text}).environment_urls == urls
+
+
+@pytest.mark.parametrize(
+    ("servers", "sessions", "seeds", "shares"),
+    [
+        (1, 16, 2, [(16, 2)]),
+        (2, 16, 2, [(8, 1), (8, 1)]),
+        (3, 16, 4, [(6, 2), (5, 1), (5, 1)]),
+        (3, 3, 3, [(1, 1), (1, 1), (1, 1)]),
+    ],
+)
+def test_servers_share_the_caps_and_nothing_else(servers, sessions, seeds, shares):
+    urls = [f"http://gym{number}:1" for number in range(servers)]
+    caps = {"max_open_sessions": sessions, "max_concurrent_seeds": seeds}
+    settings = RecipeSettings(environment_url=",".join(urls), outage_patience_s=7.0, **caps)
+    given = settings.servers()
+    assert [server.require_environment_url() for server in given] == urls
+    assert [(server.max_open_sessions, server.max_concurrent_seeds) for server in given] == shares
+    assert {replace(server, environment_url=None, **caps) for server in given} == {
+        replace(settings, environment_url=None)
+    }
+
+
+def test_without_an_address_or_with_one_the_settings_are_the_servers():
+    for settings in (RecipeSettings(), RecipeSettings(environment_url="http://a:1")):
+        assert settings.servers() == (settings,)
+
+
+def test_caps_below_one_a_server_are_refused_with_both_variables_and_the_fix():
+    urls = "http://a:1,http://b:1,http://c:1"
+    with pytest.raises(SettingsError) as error:
+        RecipeSettings.from_env({"NEMO_GYM_URL": urls, "NEMO_GYM_BROWSER_MAX_OPEN_SESSIONS": "2"})
+    sessions, seeds = str(error.value).splitlines()[1:]
+    assert "NEMO_GYM_BROWSER_MAX_OPEN_SESSIONS=2: NEMO_GYM_URL names 3 servers" in sessions
+    assert "set NEMO_GYM_BROWSER_MAX_OPEN_SESSIONS to 3 or more" in sessions
+    assert "NEMO_GYM_BROWSER_MAX_CONCURRENT_SEEDS=2: NEMO_GYM_URL names 3 servers" in seeds
+
+
+def test_one_server_is_not_taken_for_several():
+    with pytest.raises(
+        SettingsError, match="names 2 servers, where one is needed.*name one of them, such as http://a:1"
+    ):
+        RecipeSettings(environment_url="http://a:1,http://b:1").require_environment_url()
+
+
+@pytest.mark.parametrize(
     ("variable", "value", "said"),
     [
         ("NEMO_GYM_URL", "127.0.0.1:8000", "must be http://HOST:PORT"),
@@ -128,6 +185,10 @@ def test_a_base_url_loses_only_its_trailing_slash(url, kept):
         ("NEMO_GYM_URL", "http://[::1", "must be http://HOST:PORT"),
         ("NEMO_GYM_URL", "http://host/?a=1", "without query"),
         ("NEMO_GYM_URL", "http://a host", "must be http://HOST:PORT"),
+        ("NEMO_GYM_URL", "http://a:1 http://b:1", "several addresses have a comma between"),
+        ("NEMO_GYM_URL", "http://a:1,b:1", "'b:1' must be http://HOST:PORT"),
+        ("NEMO_GYM_URL", "http://a:1,", "'' must be http://HOST:PORT"),
+        ("NEMO_GYM_URL", "http://a:1, http://b:1,http://a:1/", "http://a:1 is named twice"),
         ("NEMO_GYM_BROWSER_SEED_TIMEOUT_S", "119.9", "at least 120 (giving up on a seed leaks"),
         ("NEMO_GYM_BROWSER_ACT_TIMEOUT_S", "44", "at least 45"),
         ("NEMO_GYM_BROWSER_VERIFY_TIMEOUT_S", "60", "at least 120"),

@@ -77,6 +77,15 @@ async def test_close_that_goes_wrong_does_not_lose_the_sample(environment, fault
         assert verdict.reward == 0.0
 
 
+async def test_session_that_asked_nothing_closes_nothing_and_gives_its_slot_back(environment):
+    chosen = settings(environment, max_open_sessions=1)
+    gate = EnvironmentGate(chosen)
+    for _ in range(2):
+        async with BrowserSession(chosen, gate):
+            pass
+    assert environment.seen.calls == []
+
+
 @pytest.mark.parametrize("path", [SEED_PATH, VERIFY_PATH])
 async def test_cancelled_seed_or_verify_runs_to_its_end_and_is_then_closed(environment, path):
     environment.faults.append(Fault(Do.HANG, path=path))
