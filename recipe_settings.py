@@ -136,6 +136,9 @@ class RecipeSettings(_FromEnvironment):
     )
     """Tokens of the actions and observations that the judge is shown."""
 
+    record_dir: Path | None = setting(f"{PREFIX}RECORD_DIR", None, Path)
+    """Folder for recordings of the attempts' HTTP exchanges, for a replay; None records none."""
+
     def _problems_together(self) -> list[str]:
         problems = self._caps_below_one_a_server()
         if (self.judge_url is None) != (self.judge_model is None):

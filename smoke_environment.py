@@ -2,6 +2,7 @@
 
     python smoke_environment.py --url http://HOST:PORT                      one episode on each server
     python smoke_environment.py --url http://A:1,http://B:1 --concurrency   NEMO_GYM_BROWSER_MAX_OPEN_SESSIONS at once
+    python smoke_environment.py --replay FILE                               serves a recorded attempt: episode_replay.py
 
 exit 0: healthy; 1: unhealthy; 2: wrong usage; 130 and 143: stopped by Ctrl-C or TERM. smoke_episode.py says what an
 episode does, smoke_load.py how many of them run at once, smoke_report.py what is measured and when it is healthy.
@@ -18,6 +19,7 @@ from dataclasses import dataclass, fields, replace
 
 from tqdm import tqdm
 
+import episode_replay
 from recipe_settings import RecipeSettings, SettingsError
 from rollout_rows import start_page_problem
 from smoke_episode import SHIPPED_PAGE, Report, check
@@ -55,7 +57,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="smoke_environment.py",
         description="Run one episode against each live interactive_browser server, or many at once.",
-        epilog="Exit code 0: healthy; 1: unhealthy; 2: wrong usage; 130, 143: stopped by Ctrl-C or TERM.",
+        epilog="--replay FILE [--port P] serves a recorded attempt instead. "
+        "Exit code 0: healthy; 1: unhealthy; 2: wrong usage; 130, 143: stopped by Ctrl-C or TERM.",
     )
     parser.add_argument("--url", metavar="URL[,URL...]", help="the servers' addresses (default: NEMO_GYM_URL)")
     parser.add_argument(
@@ -283,7 +286,10 @@ def _progress_line(progress: Progress) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the check and print it. Return 0 when healthy, 1 when not; wrong usage exits with 2."""
-    usage = _parsed(argv)
+    given = sys.argv[1:] if argv is None else argv
+    if any(text.partition("=")[0] == "--replay" for text in given):
+        return episode_replay.main(given)
+    usage = _parsed(given)
     try:
         return _check_singly(usage) if usage.plan is None else _check_under_load(usage)
     except KeyboardInterrupt:

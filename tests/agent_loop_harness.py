@@ -97,6 +97,7 @@ def make_loop(
     loop.servers = ServerChoice([Server(share, ReportingGate(share)) for share in loop.settings.servers()])
     loop.gate = loop.servers.servers[0].gate
     loop.episode_log = type(loop.episode_log)(log_dir)
+    loop.recordings = type(loop.recordings)(loop.settings.record_dir)
     return loop
 
 
