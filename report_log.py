@@ -1,4 +1,4 @@
-"""The episode log of a run as its report reads it: each whole line once, also while it grows, and single lines again."""
+"""The episode log of a run as its report reads it: every whole line once, also while it grows, or one line again."""
 
 from __future__ import annotations
 
