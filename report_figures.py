@@ -272,8 +272,12 @@ class RunFigures:
     training: Part
     validation: Part
     total: Counts
+    periods: tuple[Period, ...]
+    """Of training and validations together."""
     faults: Mapping[str, str]
     """Whose doing each failure kind is."""
+    invalid_rollouts: Mapping[str, int]
+    """Rollouts that stayed invalid, by the kind of their last attempt's failure."""
     failures_by_call: Mapping[tuple[str, str], int]
     """Invalid attempts by kind and last call to the environment."""
     failures_by_turn: Mapping[tuple[str, int], int]
@@ -306,6 +310,10 @@ def figures_of(attempts: Sequence[Attempt]) -> RunFigures:
         training=_part([a for a in attempts if a.training], [e for e in ends.values() if e.training]),
         validation=_part([a for a in attempts if not a.training], [e for e in ends.values() if not e.training]),
         total=Counts.of(attempts, ends.values()),
+        periods=tuple(_periods(attempts, list(ends.values()))),
+        invalid_rollouts=Counter(
+            e.failure_kind or "unnamed" for e in ends.values() if e.final and e.outcome == AttemptOutcome.INVALID
+        ),
         faults={a.failure_kind or "unnamed": a.failure_fault for a in invalid},
         failures_by_call=Counter((a.failure_kind or "unnamed", a.last_call or "none") for a in invalid),
         failures_by_turn=Counter((a.failure_kind or "unnamed", a.turns) for a in invalid),
