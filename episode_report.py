@@ -77,7 +77,8 @@ def write_report(
     # A browser that has the page open never reads half of it.
     unfinished = output.with_name(f".{output.name}.{os.getpid()}")
     try:
-        unfinished.write_text(render(report), encoding="utf-8")
+        # Half a surrogate pair, which a policy can write, is no text that a file can hold.
+        unfinished.write_bytes(render(report).encode("utf-8", "replace"))
         unfinished.replace(output)
     finally:
         unfinished.unlink(missing_ok=True)

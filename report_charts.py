@@ -74,32 +74,36 @@ def success_chart(periods: Sequence[Period], title: str) -> str:
 
 
 def strips_chart(rows: Mapping[str, Sequence[float]], xs: Sequence[float], xlabel: str, title: str) -> str:
-    """Return one strip of bars for each name, all on one scale; those beyond MOST_STRIPS are summed as `others`."""
+    """Return one strip of columns for each name, all on one scale; those beyond MOST_STRIPS are summed as `others`."""
     ranked = sorted(rows.items(), key=lambda item: (-sum(item[1]), item[0]))
     if len(ranked) > MOST_STRIPS:
         others = [sum(values) for values in zip(*(row for _, row in ranked[MOST_STRIPS - 1 :]), strict=True)]
         ranked = [*ranked[: MOST_STRIPS - 1], ("others", others)]
+    tallest = max((max(values) for _, values in ranked), default=0) or 1
     with matplotlib.rc_context(_STYLE | {"svg.hashsalt": title}):
-        figure = Figure(figsize=(WIDTH_IN, 0.62 + 0.36 * len(ranked)), layout="constrained")
-        panels = figure.subplots(len(ranked), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
-        for panel, (name, values) in zip(panels, ranked, strict=True):
-            _columns(panel, xs, values, color=FIRST)
+        figure, panel = _panel(0.75 + 0.36 * len(ranked), left=0.02)
+        for place, (name, values) in enumerate(reversed(ranked)):
+            heights = [0.55 * value / tallest for value in values]
+            _columns(panel, xs, heights, [float(place)] * len(xs), color=FIRST)
+            panel.axhline(place, color=FAINT, linewidth=0.8)
             label = f"{_plain(name)}  {sum(values):g}"
-            panel.set_title(label, loc="left", fontsize=8.5, pad=1.5, parse_math=False)
-            panel.yaxis.set_major_locator(MaxNLocator(1, integer=True))
-            panel.set_ylim(0, max(1.0, *(max(row) for _, row in ranked)))
-            panel.tick_params(axis="y", labelsize=7)
-            panel.spines["left"].set_visible(False)
-        _finish(panels[-1], xs, grid=False)
-        panels[-1].set_xlabel(xlabel)
+            panel.annotate(label, (0, place + 0.6), xycoords=("axes fraction", "data"), fontsize=8.5, parse_math=False)
+        panel.set_ylim(-0.05, len(ranked))
+        panel.set_yticks([])
+        panel.spines["left"].set_visible(False)
+        panel.set_title(f"tallest column: {tallest:g}", loc="right", fontsize=8.5)
+        _finish(panel, xs, grid=False)
+        panel.set_xlabel(xlabel)
         return _svg(figure, title)
 
 
 def means_chart(panels_of: Sequence[tuple[str, Sequence[float | None]]], periods: Sequence[Period], title: str) -> str:
     """Return one panel under the other, each a mean by step."""
     with matplotlib.rc_context(_STYLE | {"svg.hashsalt": title}):
-        figure = Figure(figsize=(WIDTH_IN, 0.4 + 0.95 * len(panels_of)), layout="constrained")
+        height_in = 0.5 + 0.95 * len(panels_of)
+        figure = Figure(figsize=(WIDTH_IN, height_in))
         panels = figure.subplots(len(panels_of), 1, sharex=True, squeeze=False)[:, 0]
+        figure.subplots_adjust(left=0.13, right=0.98, bottom=0.45 / height_in, top=1 - 0.22 / height_in, hspace=0.4)
         steps = [_middle(period) for period in periods]
         for panel, (name, values) in zip(panels, panels_of, strict=True):
             panel.plot(steps, [math.nan if v is None else v for v in values], marker="o", color=FIRST)
@@ -149,9 +153,12 @@ def lines_chart(lines: Mapping[str, Mapping[int, float]], ylabel: str, title: st
         return _svg(figure, title)
 
 
-def _panel(height_in: float) -> tuple[Figure, Any]:
-    figure = Figure(figsize=(WIDTH_IN, height_in), layout="constrained")
-    return figure, figure.subplots()
+def _panel(height_in: float, left: float = 0.13) -> tuple[Figure, Any]:
+    """Return a figure of one panel with room for a legend above; margins that are computed take most of the time."""
+    figure = Figure(figsize=(WIDTH_IN, height_in))
+    panel = figure.subplots()
+    figure.subplots_adjust(left=left, right=0.98, bottom=0.45 / height_in, top=1 - 0.3 / height_in)
+    return figure, panel
 
 
 def _columns(

@@ -5,6 +5,7 @@ Each refresh reads what the episode log has grown by. Without a terminal, as in 
 
 from __future__ import annotations
 
+import re
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -28,6 +29,9 @@ KINDS = 5
 STUCK_LINES = 5
 HOPELESS_ROLLOUTS = 4
 """Rollouts of a task without a single valid one, from which on it is named."""
+
+_SPAN = re.compile(r"[\d.]+ (s|min|h)\b")
+"""A span that grows is no news."""
 
 
 class FollowedRun:
@@ -75,14 +79,13 @@ def follow(
                     followed.read_new()
                     live.update(view(followed, time.time()), refresh=True)
                     wait(interval_s)
-        shown: list[str] = []
+        shown: set[str] = set()
         while True:
             followed.read_new()
-            lines = plain_lines(followed, time.time())
-            for line in lines:
-                if line not in shown:
-                    console.print(f"{time.strftime('%H:%M:%S')} {line}", markup=False, highlight=False, soft_wrap=True)
-            shown = lines
+            lines = {_SPAN.sub("", line): line for line in plain_lines(followed, time.time())}
+            for line in (line for key, line in lines.items() if key not in shown):
+                console.print(f"{time.strftime('%H:%M:%S')} {line}", markup=False, highlight=False, soft_wrap=True)
+            shown = set(lines)
             wait(interval_s)
     except KeyboardInterrupt:
         return 0
@@ -98,8 +101,8 @@ def view(followed: FollowedRun, now: float) -> RenderableType:
     recent = sum(a.ended_at > now - RECENT_S for a in attempts)
     total = Counts.of(attempts, last_attempts(attempts).values())
     summary = (
-        f"{total.attempts} attempts, {total.valid} valid, {total.invalid} invalid, {total.unfinished} unfinished "
-        f"rollouts; last end {span(now - last)} ago; {recent * 60 / RECENT_S:.1f} a minute"
+        f"{total.attempts} attempts; rollouts: {total.valid} valid, {total.invalid} invalid, {total.unfinished} "
+        f"unfinished\nlast end {span(now - last)} ago; {recent * 60 / RECENT_S:.1f} attempts a minute"
     )
     parts = [title, Text(summary), _steps_table(attempts)]
     if total.failures:
@@ -121,7 +124,9 @@ def plain_lines(followed: FollowedRun, now: float) -> list[str]:
             f"over all {share(counts.over_all)}, {counts.invalid} invalid, {counts.unfinished} unfinished"
             + (f"; invalid attempts: {kinds}" if kinds else "")
         )
-    return [*lines, session_text(followed), *(f"STUCK: {sentence}" for sentence in stuck(followed, now))]
+    if followed.sessions:
+        lines.append(session_text(followed))
+    return [*lines, *(f"STUCK: {sentence}" for sentence in stuck(followed, now))]
 
 
 def stuck(followed: FollowedRun, now: float) -> list[str]:
