@@ -34,13 +34,17 @@ from environment_session import ActionName, BrowserAction, BrowserSession, StepR
 from episode import Episode, StopReason
 from episode_limits import EpisodeLimits
 from episode_log import EpisodeLog
+from episode_record import CallKind
+from episode_recording import Recordings
 from judge import Evidence, Judge, Outcome
 from observations import cut_to_tokens, defuse_markup, read_elements
 from recipe_settings import RecipeSettings
 from rollout_failures import FailureKind, failure_of
 from rollout_output import flagged_output, row_outputs
-from rollout_stats import AttemptReport, RolloutReport
+from rollout_stats import AttemptReport, RolloutReport, ShownEpisode
+from secret_masking import Masker
 from tool_calls import RawCall, UnusableCall, no_call, read_hermes_calls, to_action
+from validation_tables import shown_episode
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +80,9 @@ class BrowserToolAgentLoop(ToolAgentLoop):
         self.settings.require_environment_url()
         self.gate = EnvironmentGate.shared(self.settings)
         self.judge = Judge.shared(self.settings, self._count_tokens) if self.settings.judge_url else None
-        self.episode_log = EpisodeLog(self.settings.episode_log_dir)
+        self.masker = Masker.of_settings(self.settings)
+        self.episode_log = EpisodeLog(self.settings.episode_log_dir, self.masker)
+        self.recordings = Recordings(self.settings.record_dir, self.masker)
         self.added_tokens = tuple(self.tokenizer.get_added_vocab())
         remember_prefixes(self.continuous_token_builder)
         self.writer = ContextWriter(
@@ -99,13 +105,21 @@ class BrowserToolAgentLoop(ToolAgentLoop):
             raise TaskError(f"{task.rollout_name} needs a judge, and NEMO_GYM_BROWSER_JUDGE_URL is not set here")
         request_id = self._make_request_id(priority, self.rollout_config.full_determinism)
         episode, attempts = await self._run_attempts(task, sampling_params, request_id)
-        await self.gate.report(RolloutReport(task.global_step, task.uid, task.rollout, episode.reward, tuple(attempts)))
+        shown = self._shown(episode, task, len(attempts))
+        report = RolloutReport(task.global_step, task.uid, task.rollout, episode.reward, tuple(attempts), shown)
+        await self.gate.report(report)
         if episode.failure is None:
             return self._outputs(episode, len(attempts))
         if self.settings.drop_invalid:
             return []
         eos, logprobs = self.tokenizer.eos_token_id, self.rollout_config.calculate_log_probs
         return [flagged_output(episode, len(attempts), task.global_step, eos, self.prompt_length, logprobs)]
+
+    def _shown(self, episode: Episode, task: BrowserTask, attempts: int) -> ShownEpisode | None:
+        """Return the episode for the trackers' tables, if they are asked for."""
+        if not (self.config.get("trainer") or {}).get("log_val_generations", 0):
+            return None
+        return shown_episode(episode.record(task, attempts, final=True), self.masker.knowing(episode.typed_secrets))
 
     def _outputs(self, episode: Episode, attempts: int) -> list[AgentLoopOutput]:
         """Return the rows of a valid rollout."""
@@ -120,20 +134,27 @@ class BrowserToolAgentLoop(ToolAgentLoop):
         while True:
             episode = await self._attempt(task, sampling_params, request_id, lost_s)
             reports.append(episode.report())
-            self.episode_log.write(episode.record(task, len(reports)))
-            failure = episode.failure
-            if failure is None:
+            wait_s = self._wait_s(episode, len(reports))
+            record = episode.record(task, len(reports), final=wait_s is None)
+            await self.episode_log.append(record, episode.typed_secrets)
+            await self.recordings.keep(record, episode.session.exchanges, episode.typed_secrets)
+            if episode.failure is not None:
+                failure = self.masker.knowing(episode.typed_secrets).mask(str(episode.failure))
+                logger.warning("Attempt %d of rollout %s failed: %s", len(reports), task.rollout_name, failure)
+            if wait_s is None:
                 return episode, reports
-            logger.warning("Attempt %d of rollout %s failed: %s", len(reports), task.rollout_name, failure)
-            if not failure.retryable or len(reports) >= self.limits.max_attempts:
-                return episode, reports
-            wait_s = max(self._backoff_s(len(reports)), min(failure.retry_after_s or 0.0, _MAX_BACKOFF_S))
             lost_s = episode.used_s + wait_s
-            if lost_s >= self.limits.episode_deadline_s:
-                return episode, reports
             # A fresh request id: the engine must not count the spoiled attempt's prefix as this one's conversation.
             request_id = uuid4().hex
             await asyncio.sleep(wait_s)
+
+    def _wait_s(self, episode: Episode, attempt: int) -> float | None:
+        """Return the seconds to wait before the next attempt; None if there is none."""
+        failure = episode.failure
+        if failure is None or not failure.retryable or attempt >= self.limits.max_attempts:
+            return None
+        wait_s = max(self._backoff_s(attempt), min(failure.retry_after_s or 0.0, _MAX_BACKOFF_S))
+        return wait_s if episode.used_s + wait_s < self.limits.episode_deadline_s else None
 
     def _backoff_s(self, attempt: int) -> float:
         return min(_MAX_BACKOFF_S, self.limits.retry_backoff_s * 2 ** (attempt - 1)) * random.uniform(0.5, 1.0)
@@ -144,13 +165,15 @@ class BrowserToolAgentLoop(ToolAgentLoop):
         episode = Episode(request_id=request_id, sampling_params=sampling_params, lost_s=lost_s)
         async with self.session_class(self.settings, self.gate, self.limits.blocked_patterns) as session:
             episode.session = session
+            session.exchanges = self.recordings.new_exchanges()
             episode.failure = await session.seed(task.initial_url, task.verifier_metadata)
             if episode.failure is None:
                 first_page = await self._act(episode, BrowserAction(ActionName.OBSERVE))
             if episode.failure is None:
                 await self._open(episode, task, first_page)
             while episode.failure is None and episode.stop_reason is None:
-                await self._turn(episode, task)
+                with episode.timing_turn():
+                    await self._turn(episode, task)
             if episode.failure is None and not task.judged:
                 verdict = await session.verify()
                 episode.reward, episode.failure = verdict.reward, verdict.failure
@@ -188,6 +211,7 @@ class BrowserToolAgentLoop(ToolAgentLoop):
         """Start the first context, with the start page."""
         page = defuse_markup(observation, self.added_tokens)
         episode.observations.append(page)
+        episode.trace.start(observation)
         if not await self.writer.open(episode.conversation, task.messages, page):
             evidence = f"task and tools alone exceed {self.writer.longest_prompt} tokens of prompt"
             episode.failure = failure_of(FailureKind.PROMPT_TOO_LONG, evidence)
@@ -222,17 +246,18 @@ class BrowserToolAgentLoop(ToolAgentLoop):
             output = await self._generate(episode, max_tokens)
             if output is None:
                 return None
-            reply = await self._read_reply(self.tokenizer.decode(output.token_ids), output.token_ids, episode)
+            text = self.tokenizer.decode(output.token_ids)
+            reply = await self._read_reply(text, output.token_ids, episode)
             kept = retries_left == 0 or not isinstance(reply[0], UnusableCall)
-            self._record(episode, output, max_tokens, kept)
+            self._record(episode, output, max_tokens, CallKind.TURN if kept else CallKind.DISCARDED, text)
             if kept:
                 return reply
-            episode.count_discarded()
+            episode.count_discarded(reply[0])
         return None
 
-    def _record(self, episode: Episode, output: TokenOutput, max_tokens: int, kept: bool = True) -> None:
+    def _record(self, episode: Episode, output: TokenOutput, max_tokens: int, kind: CallKind, text: str) -> None:
         stops = {self.tokenizer.eos_token_id, *self.tool_parser.stop_token_ids}
-        episode.add_reply(output, status_of(output.token_ids, max_tokens, stops), kept=kept)
+        episode.add_reply(output, status_of(output.token_ids, max_tokens, stops), kind, text)
 
     async def _generate(self, episode: Episode, max_tokens: int) -> TokenOutput | None:
         """Return what the engine generates for the context; None if the episode ended instead."""
@@ -284,6 +309,7 @@ class BrowserToolAgentLoop(ToolAgentLoop):
     async def _act(self, episode: Episode, action: BrowserAction) -> str:
         """Run one action and return what the policy reads of it; a fatal failure is kept in the episode."""
         step: StepResult = await episode.session.act(action)
+        episode.trace.note_step(step)
         if step.failure is not None and step.failure.fatal:
             episode.end_by_failure(step.failure)
             return ""
@@ -329,9 +355,9 @@ class BrowserToolAgentLoop(ToolAgentLoop):
         output = await self._generate(episode, self.limits.max_summary_tokens)
         if output is None:
             return ()
-        self._record(episode, output, self.limits.max_summary_tokens)
-        episode.check_limits(self.limits)
         text = self.tokenizer.decode(output.token_ids, skip_special_tokens=True)
+        self._record(episode, output, self.limits.max_summary_tokens, CallKind.SUMMARY, text)
+        episode.check_limits(self.limits)
         return (summary_memory(defuse_markup(_THOUGHT.sub("", text), self.added_tokens)),)
 
 

@@ -24,6 +24,7 @@ from recipe_settings import RecipeSettings
 from rollout_failures import FailureKind
 from rollout_stats import RolloutReport, StepSummary
 from row_flags import fetch_flags
+from validation_tables import show_episodes
 
 logger = logging.getLogger(__name__)
 
@@ -92,6 +93,7 @@ class _Containment:
                 continue
             if partition_id == "val":
                 self._validation_reports += self._reports
+                show_episodes(self._trainer(), self._validation_reports)
                 return self._without_flagged(batch), metrics
             self._judge(global_steps, StepSummary.of(self._reports))
             summary = StepSummary.of(drawn + self._reports)
@@ -109,9 +111,8 @@ class _Containment:
             return {}
         metrics = summary.metrics("browser/val")
         if summary.reward_over_valid is not None:
-            over_valid = metrics.pop("browser/val/reward_over_valid/mean")
-            metrics["browser/val/success_over_valid"] = over_valid
-            metrics["browser/val/success_over_all"] = over_valid * summary.valid / summary.rollouts
+            metrics["browser/val/success_over_valid"] = metrics.pop("browser/val/reward_over_valid/mean")
+            metrics["browser/val/success_over_all"] = metrics.pop("browser/val/reward_over_all/mean")
         return metrics
 
     def _select_prompt_uids(self, partition_id: str, sampleable_keys: set[str], batch_size: int) -> tuple:
@@ -134,13 +135,16 @@ class _Containment:
         now = time.monotonic()
         if now >= self._look_at_workers_at:
             self._look_at_workers_at = now + _WORKER_CHECK_S
-            trainer = getattr(self.refill_fn, "__self__", None)
-            for number, error in dead_workers(getattr(trainer, "agent_loop_manager", None)):
+            for number, error in dead_workers(getattr(self._trainer(), "agent_loop_manager", None)):
                 raise WorkerDied(
                     f"Agent-loop worker {number} is gone, and its rollouts with it: {error}. Training halts, the last "
                     "checkpoint is intact. Look above for what ended it (memory?), then start the same command again."
                 )
         return super()._wait_for_next_poll(partition_id, last_debug_time)
+
+    def _trainer(self) -> Any:
+        """Return verl's trainer, whose method refills the buffer; None in a test without one."""
+        return getattr(self.refill_fn, "__self__", None)
 
     def _coordinator(self) -> Any:
         return coordinator_for_driver(self.settings)

@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 
 class TaskError(ValueError):
@@ -37,6 +38,14 @@ class BrowserTask:
     def rollout_name(self) -> str:
         """Name for messages: the task and the rollout's index in its group."""
         return f"{self.task_id or self.uid}/{self.rollout}"
+
+    @property
+    def site(self) -> str:
+        """Host of the start page; empty for a page of the server's own."""
+        try:
+            return urlsplit(self.initial_url).hostname or ""
+        except ValueError:  # an address that is none: the seed will say so
+            return ""
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> "BrowserTask":

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Self
 import aiohttp
 
 from environment_gate import EnvironmentGate, Pass
+from exchanges import Exchange
 from rollout_failures import (
     Call,
     CallContext,
@@ -161,6 +162,8 @@ class BrowserSession:
         """Seconds spent in calls of the environment."""
         self.waiting_s = 0.0
         """Seconds spent waiting at the gate."""
+        self.exchanges: list[Exchange] | None = None
+        """Every call and its answer, if somebody put a list here to have them kept."""
 
     async def __aenter__(self) -> Self:
         """Return the session once it may be open. Raises SettingsError when no address is set."""
@@ -303,15 +306,20 @@ class BrowserSession:
         context = self._context.for_call(call)
         if call is not Call.CLOSE:
             self.last_call = str(call)
+        exchange = Exchange(_PATHS[call], body)
+        if self.exchanges is not None:
+            self.exchanges.append(exchange)
         try:
             async with asyncio.timeout(timeout_s):
                 async with self._http.post(self._base_url + _PATHS[call], json=body, allow_redirects=False) as response:
                     text = await response.text()
+            exchange.answered(response.status, text, response.headers)
             if response.status != 200:
                 retry_after = response.headers.get("Retry-After")
                 return _Answer({}, classify_status(response.status, text, context, retry_after=retry_after))
             content = json.loads(text)
         except (aiohttp.ClientError, OSError, ValueError) as error:
+            exchange.failed(error)
             return _Answer({}, classify_exception(error, context))
         if not isinstance(content, dict):
             return _Answer({}, failure_of(FailureKind.MALFORMED_ANSWER, f"{call}: not an object: {text}"))

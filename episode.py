@@ -13,12 +13,14 @@ from context_policy import action_line
 from conversation import Conversation
 from environment_session import ActionName, BrowserAction, BrowserSession
 from episode_limits import EpisodeLimits
-from episode_log import AttemptRecord
+from episode_record import AttemptOutcome, AttemptRecord, CallKind
+from episode_trace import EpisodeTrace
 from judge import Judgement
 from observations import Element
 from rollout_failures import Failure, FailureKind, Fault, failure_of
 from rollout_stats import AttemptReport, JudgeReport
 from row_limits import limit_rows
+from secret_masking import is_password
 from tool_calls import UnusableCall
 
 
@@ -45,6 +47,12 @@ class Episode:
     sampling_params: dict[str, Any]
     session: BrowserSession | None = None
     conversation: Conversation = field(default_factory=Conversation)
+    trace: EpisodeTrace = field(default_factory=EpisodeTrace)
+    """What the episode log tells of each turn and call."""
+    typed_secrets: set[str] = field(default_factory=set)
+    """Texts that the policy typed where a password is asked for; no log may hold them."""
+    started_at: float = field(default_factory=time.time)
+    """Unix time."""
     rows: list[Row] = field(default_factory=list)
     """The training rows of a valid attempt, as verl takes them."""
     cut_calls: int = 0
@@ -94,11 +102,21 @@ class Episode:
         """Seconds of the episode deadline that are used up, by this attempt and those before it."""
         return self.lost_s + self.generation_s + self.session.environment_s
 
-    def add_reply(self, output: Any, status: CallStatus, *, kept: bool = True) -> None:
-        """Record a model call, and take over the engine's own fields."""
+    @contextmanager
+    def timing_turn(self) -> Iterator[None]:
+        """Count the time inside as the time of the turn that is added inside, if one is."""
+        turns, generation_s, environment_s = self.turns, self.generation_s, self.session.environment_s
+        yield
+        if self.turns > turns:
+            self.trace.note_time(self.generation_s - generation_s, self.session.environment_s - environment_s)
+
+    def add_reply(self, output: Any, status: CallStatus, kind: CallKind, text: str = "") -> None:
+        """Record a model call and what it generated, and take over the engine's own fields."""
         fields = output.extra_fields
         newest = fields.get("max_global_steps")
-        self.conversation.add_reply(
+        turn = self.turns if kind is CallKind.SUMMARY else self.turns + 1
+        kept, context_tokens = kind is not CallKind.DISCARDED, len(self.conversation.token_ids)
+        call = self.conversation.add_reply(
             output.token_ids,
             output.log_probs or None,
             kept=kept,
@@ -107,6 +125,7 @@ class Episode:
             min_global_steps=fields.get("min_global_steps", newest),
             max_global_steps=newest,
         )
+        self.trace.note_call(call, kind, turn, context_tokens, text)
         if output.num_preempted is not None:
             self.num_preempted = max(0, self.num_preempted) + output.num_preempted
         self.engine_fields = {**fields, **self.engine_fields}
@@ -138,10 +157,12 @@ class Episode:
         self.unusable_calls += 1
         self.consecutive_unusable += 1
         self.actions.append(f"!{call.problem}")
+        self.trace.add_turn(self.turns, mistake=call.problem)
 
-    def count_discarded(self) -> None:
+    def count_discarded(self, call: UnusableCall) -> None:
         """Count a reply that was no action and was generated anew."""
         self.unusable_calls += 1
+        self.trace.discarded.append(call.problem)
 
     def count_action(self, action: BrowserAction) -> None:
         """Count a turn whose action is about to run."""
@@ -149,6 +170,9 @@ class Episode:
         self.consecutive_unusable = 0
         self.actions.append(str(action.name))
         self.ledger.append(action_line(action, self.elements))
+        self.trace.add_turn(self.turns, action, self.elements)
+        if action.name is ActionName.TYPE and is_password(self.page, self.elements, action.element_id):
+            self.typed_secrets.add(action.text)
         if action.name is ActionName.FINISH:
             self.answer = action.answer
 
@@ -200,6 +224,10 @@ class Episode:
             compactions=self.compactions,
             cut_calls=self.cut_calls,
             judge=self._judge_report(),
+            generated_tokens=sum(len(call.response_ids) for call in self.conversation.records),
+            generation_s=self.generation_s,
+            environment_s=self.session.environment_s,
+            waiting_s=self.session.waiting_s,
         )
 
     def _judge_report(self) -> JudgeReport | None:
@@ -218,19 +246,27 @@ class Episode:
         done = [action for action in self.actions if not action.startswith("!") and action != ActionName.FINISH]
         return done[-1] if done else self.session.last_call
 
-    def record(self, task: BrowserTask, attempt: int) -> AttemptRecord:
-        """Return the attempt's line for the episode log."""
+    def record(self, task: BrowserTask, attempt: int, final: bool) -> AttemptRecord:
+        """Return the attempt's line for the episode log; `final`: whether no further attempt follows."""
+        reward = None if self.failure else self.reward
+        failure_kind = str(self.failure.kind) if self.failure else ""
         return AttemptRecord(
+            started_at=self.started_at,
             global_step=task.global_step,
             uid=task.uid,
             rollout=task.rollout,
             attempt=attempt,
+            final=final,
             task_id=task.task_id,
             split=task.split,
             data_source=task.data_source,
+            site=task.site,
+            question=task.question,
+            outcome=AttemptOutcome.of(reward, failure_kind),
             stop_reason="" if self.failure else str(self.stop_reason),
-            reward=None if self.failure else self.reward,
-            failure_kind=str(self.failure.kind) if self.failure else "",
+            reward=reward,
+            failure_kind=failure_kind,
+            failure_fault=str(self.failure.fault) if self.failure else "",
             failure_evidence=self.failure.evidence if self.failure else "",
             last_call=self.session.last_call,
             turns=self.turns,
@@ -250,4 +286,8 @@ class Episode:
             judge_reason=self.judgement.verdict.reason if self.judgement else "",
             judge_calls=self.judgement.calls if self.judgement else 0,
             judge_s=round(self.judgement.elapsed_s, 3) if self.judgement else 0.0,
+            start_page=self.trace.start_page,
+            turn_records=self.trace.turns,
+            call_records=self.trace.call_records(self.rows),
+            row_records=self.trace.row_records(self.rows),
         )

@@ -46,20 +46,22 @@ class CallKind(StrEnum):
 
 
 class TextsLeftOut(StrEnum):
-    """Why a line holds no texts."""
+    """Why a line holds no observations and replies; one that is still too long holds no turns, calls and rows."""
 
     NOTHING = ""
     LINE_TOO_LONG = "line_too_long"
+    """The line would be longer than episode_log.LINE_BYTES."""
     FILE_FULL = "file_full"
+    """The process's file has grown to episode_log.FILE_BYTES."""
 
 
 @dataclass(frozen=True)
 class ObservationRecord:
     """What came back from the environment."""
 
-    sha256: str
+    sha256: str = ""
     """Of the whole masked text in UTF-8, in hexadecimal: equal pages have equal digests, whatever is cut."""
-    chars: int
+    chars: int = 0
     """Length of the whole text."""
     text: str = ""
     """The text's beginning; empty where texts are left out."""
@@ -92,14 +94,19 @@ class TurnRecord:
     reply: str = ""
     """The beginning of what the policy wrote, thoughts included; empty where texts are left out."""
     reply_chars: int = 0
+    """Length of the whole reply."""
+    summary: str = ""
+    """The beginning of what the policy wrote down after this turn for a fresh context; empty if it did not."""
     call: str | None = None
     """Id of the model call that is this turn."""
     prompt_tokens: int = 0
     """Tokens of the whole context that the call was given."""
     generated_tokens: int = 0
+    """Tokens of that call's reply."""
     generation_s: float = 0.0
-    """Of all model calls of the turn: discarded replies and a summary after it included."""
+    """Seconds of all model calls of the turn: discarded replies and a summary after it included."""
     environment_s: float = 0.0
+    """Seconds of the action."""
     compaction_before: bool = False
     """Whether the turn began in a fresh context."""
 
@@ -109,14 +116,17 @@ class ModelCallRecord:
     """One model call: a node of the call forest."""
 
     id: str
+    """Name of the call within the attempt."""
     parent: str | None
     """The call that this one continues; null for the first call of a context."""
     turn: int
     """The turn that it belongs to; a summary belongs to the turn whose observation no longer fitted."""
     kind: CallKind
+    """What the call was for."""
     prompt_tokens: int
     """Tokens that the parent did not already hold: all of the context for a call without parent."""
     generated_tokens: int
+    """Tokens of its reply."""
     truncated: bool = False
     """Whether the reply was stopped by its length."""
     row: int | None = None
@@ -132,8 +142,11 @@ class RowRecord:
     trains: list[str]
     """Ids of those that have their loss here; the others are context, trained in another row."""
     prompt_tokens: int
+    """Tokens of the root's prompt."""
     response_tokens: int
+    """Tokens after it."""
     trained_tokens: int
+    """Generated tokens that have their loss here."""
 
 
 @dataclass
@@ -141,6 +154,7 @@ class AttemptRecord:
     """One attempt at a rollout; the fields are the keys of its line."""
 
     schema: int = SCHEMA_VERSION
+    """Version of these keys; 1 had neither turns nor calls."""
     started_at: float = 0.0
     """Unix time at which the attempt began to wait for a session; 0 if unknown."""
     ended_at: float = 0.0
@@ -156,13 +170,17 @@ class AttemptRecord:
     final: bool = True
     """Whether no further attempt at this rollout follows: its outcome is the rollout's."""
     task_id: str = ""
+    """The dataset's id of the task."""
     split: str = ""
+    """The dataset's split: train or validation."""
     data_source: str = ""
+    """The dataset's name for where the task is from."""
     site: str = ""
     """Host of the start page; empty for a page of the server's own."""
     question: str = ""
     """The task in the user's words."""
     outcome: AttemptOutcome = AttemptOutcome.INVALID
+    """What the attempt came to."""
     stop_reason: str = ""
     """Why the episode ended; empty if the attempt is invalid."""
     reward: float | None = None
@@ -172,16 +190,21 @@ class AttemptRecord:
     failure_fault: str = ""
     """Whose doing that was."""
     failure_evidence: str = ""
+    """The words that showed it."""
     last_call: str = ""
     """The last call to the environment: seed, observe, navigate, click, type, finish or verify."""
     turns: int = 0
+    """Replies that joined a context, summaries aside."""
     unusable_calls: int = 0
+    """Replies that were no usable call, discarded ones included."""
     actions: list[str] = field(default_factory=list)
     """The action of each turn, or `!` and the mistake's name."""
     answer: str | None = None
     """The policy's answer in its finish call."""
     generation_s: float = 0.0
+    """Seconds of all model calls."""
     environment_s: float = 0.0
+    """Seconds of all calls to the environment, opening and scoring included."""
     waiting_s: float = 0.0
     """Seconds spent waiting for a free session or for the environment to come back."""
     compactions: int = 0
@@ -201,13 +224,16 @@ class AttemptRecord:
     judge_reason: str = ""
     """Why the judge decided so, or why its verdict can't be used."""
     judge_calls: int = 0
+    """Requests to the judge's endpoint."""
     judge_s: float = 0.0
     """Seconds until the verdict, waiting for a free call and repetitions included."""
     start_page: ObservationRecord | None = None
     """What the policy was shown first; null if no page opened."""
     turn_records: list[TurnRecord] = field(default_factory=list)
+    """Every turn."""
     call_records: list[ModelCallRecord] = field(default_factory=list)
     """Every model call, in the order in which they were made."""
     row_records: list[RowRecord] = field(default_factory=list)
+    """Every training row of a valid attempt."""
     texts_left_out: TextsLeftOut = TextsLeftOut.NOTHING
     """Why the line holds no observations and replies."""

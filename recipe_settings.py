@@ -102,6 +102,9 @@ class RecipeSettings:
     )
     """Tokens of the actions and observations that the judge is shown."""
 
+    record_dir: Path | None = _setting(f"{PREFIX}RECORD_DIR", None, Path)
+    """Folder for recordings of the attempts' HTTP exchanges, for a replay; None records none."""
+
     def __post_init__(self) -> None:
         problems = []
         for f in fields(self):

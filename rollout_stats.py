@@ -43,6 +43,22 @@ class AttemptReport:
     """Model calls that train nowhere because of the limits of rows."""
     judge: JudgeReport | None = None
     """None if the judge was not called."""
+    generated_tokens: int = 0
+    """Tokens of all replies, those that train nowhere included."""
+    generation_s: float = 0.0
+    environment_s: float = 0.0
+    waiting_s: float = 0.0
+    """Seconds spent waiting for a free session or for the environment to come back."""
+
+
+@dataclass(frozen=True)
+class ShownEpisode:
+    """A rollout's last attempt as a person reads it, for the trackers' tables of validation episodes."""
+
+    task: str
+    """Task id, site and the user's words."""
+    episode: str
+    """How it ended, an action a line, and the answer."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +73,8 @@ class RolloutReport:
     reward: float | None
     """What was measured; None for an invalid rollout."""
     attempts: tuple[AttemptReport, ...]
+    shown: ShownEpisode | None = None
+    """None unless trainer.log_val_generations asks for it."""
 
     @property
     def valid(self) -> bool:
@@ -89,6 +107,16 @@ class StepSummary:
     """Fresh contexts of the valid rollouts, the first of each not counted."""
     cut_calls: int
     """Model calls of the valid rollouts that train nowhere because of the limits of rows."""
+    turns: int
+    """Turns of the valid rollouts."""
+    generated_tokens: int
+    """Tokens of the valid rollouts' replies."""
+    spoiled_by_kind: dict[str, int]
+    """Attempts that failed, by failure kind."""
+    generation_s: float
+    """Of all attempts, as the two below."""
+    environment_s: float
+    waiting_s: float
     judged: tuple[JudgeReport, ...] = ()
     """Of all attempts that the judge was called for."""
 
@@ -96,6 +124,11 @@ class StepSummary:
     def invalid(self) -> int:
         """Rollouts that stayed invalid after all attempts."""
         return self.rollouts - self.valid
+
+    @property
+    def reward_over_all(self) -> float | None:
+        """Mean reward with the invalid rollouts counted as not solved; None if none is valid."""
+        return None if self.reward_over_valid is None else self.reward_over_valid * self.valid / self.rollouts
 
     @property
     def invalid_share(self) -> float:
@@ -121,6 +154,12 @@ class StepSummary:
             rows=sum(attempt.rows for attempt in measured),
             compactions=sum(attempt.compactions for attempt in measured),
             cut_calls=sum(attempt.cut_calls for attempt in measured),
+            turns=sum(attempt.turns for attempt in measured),
+            generated_tokens=sum(attempt.generated_tokens for attempt in measured),
+            spoiled_by_kind=dict(Counter(attempt.failure_kind for attempt in attempts if attempt.failure_kind)),
+            generation_s=sum(attempt.generation_s for attempt in attempts),
+            environment_s=sum(attempt.environment_s for attempt in attempts),
+            waiting_s=sum(attempt.waiting_s for attempt in attempts),
             judged=tuple(attempt.judge for attempt in attempts if attempt.judge is not None),
         )
 
@@ -140,9 +179,17 @@ class StepSummary:
         }
         if self.reward_over_valid is not None:
             metrics[f"{prefix}/reward_over_valid/mean"] = self.reward_over_valid
+            metrics[f"{prefix}/reward_over_all/mean"] = self.reward_over_all
+            metrics[f"{prefix}/turns_per_rollout/mean"] = self.turns / self.valid
+            metrics[f"{prefix}/generated_tokens_per_rollout/mean"] = self.generated_tokens / self.valid
             metrics[f"{prefix}/rows_per_rollout/mean"] = self.rows / self.valid
             metrics[f"{prefix}/compactions_per_rollout/mean"] = self.compactions / self.valid
             metrics[f"{prefix}/cut_calls"] = float(self.cut_calls)
+        if self.attempts:
+            for part in ("generation", "environment", "waiting"):
+                metrics[f"{prefix}/{part}_s_per_attempt/mean"] = getattr(self, f"{part}_s") / self.attempts
+        for kind, count in self.spoiled_by_kind.items():
+            metrics[f"{prefix}/attempts_spoiled/{kind}"] = float(count)
         for kind, count in self.invalid_by_kind.items():
             metrics[f"{prefix}/invalid_share/{kind}"] = count / self.rollouts
         failures = sum(self.environment_failures_after.values())

@@ -39,7 +39,7 @@ _SECRET_NAMES = (
 
 _PATTERNS: tuple[tuple[tuple[str, ...], re.Pattern[str], str], ...] = (
     # (texts of which one is there, in small letters, whenever the pattern can match; the pattern; what takes its place)
-    # Looking for them first makes a page without secrets cost 0.03 ms and not 0.7 ms (3,300 characters).
+    # Looking for them first makes a page without secrets cost 0.1 ms and not 0.7 ms (3,300 characters).
     (("@",), re.compile(r"(://)[^\s/?#@\"'<>]+@"), rf"\1{MASK}@"),
     (
         ("=",),

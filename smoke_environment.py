@@ -1,6 +1,7 @@
 """One episode over the environment's HTTP contract without a policy: seed, observe, act, verify, close.
 
     python smoke_environment.py --url http://HOST:PORT     exit 0: healthy; 1: unhealthy; 2: wrong usage
+    python smoke_environment.py --replay FILE              serves a recorded attempt: episode_replay.py
 
 By default the episode runs on the page that the released server ships: it opens site/index.html, clicks `Go to form`,
 finishes, and expects the server to score the form's address with 1.0. With --initial-url it opens that page, observes
@@ -20,6 +21,7 @@ from typing import Any
 
 import aiohttp
 
+import episode_replay
 from recipe_settings import RecipeSettings, SettingsError
 from rollout_failures import (
     DEFAULT_BLOCKED_PATTERNS,
@@ -323,7 +325,9 @@ async def check(url: str, start_page: str, timeout_s: float, say: Callable[[str]
 def _parsed(argv: list[str] | None) -> tuple[argparse.Namespace, str]:
     """Return the arguments and the server's address; leaves with exit code 2 on wrong usage."""
     parser = argparse.ArgumentParser(
-        prog="smoke_environment.py", description="Run one episode against a live interactive_browser server."
+        prog="smoke_environment.py",
+        description="Run one episode against a live interactive_browser server.",
+        epilog="--replay FILE [--port P] serves a recorded attempt instead.",
     )
     parser.add_argument("--url", help="the server's address (default: NEMO_GYM_URL)")
     parser.add_argument("--initial-url", default=SHIPPED_PAGE, metavar="U", help="observe this page and finish")
@@ -344,6 +348,9 @@ def _parsed(argv: list[str] | None) -> tuple[argparse.Namespace, str]:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the check and print it. Return 0 when healthy, 1 when not; wrong usage exits with 2."""
+    given = sys.argv[1:] if argv is None else argv
+    if any(text.partition("=")[0] == "--replay" for text in given):
+        return episode_replay.main(given)
     arguments, url = _parsed(argv)
 
     def say(line: str) -> None:

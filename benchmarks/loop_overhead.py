@@ -36,6 +36,7 @@ from cpu.policy_tokenizer import build_tokenizer, tool_schema  # noqa: E402
 from dataset import NeMoGymBrowserDataset  # noqa: E402
 from environment_gate import EnvironmentGate  # noqa: E402
 from environment_session import _VERIFY_BODY  # noqa: E402
+from episode_log import EpisodeLog  # noqa: E402
 from recipe_settings import RecipeSettings  # noqa: E402
 
 # Seconds, one session on the real server (Debian's chromium-headless-shell, 2 cores).
@@ -82,7 +83,9 @@ class InstantPolicy:
 class Loops:
     """Builds the loop as verl's worker does, one for each rollout."""
 
-    def __init__(self, url: str, turns: int) -> None:
+    def __init__(self, url: str, turns: int, policy_class: type[InstantPolicy] = InstantPolicy) -> None:
+        self.policy_class = policy_class
+        self.episode_log = EpisodeLog(None)
         with initialize_config_dir(str(ROOT / "configs"), version_base=None):
             config = compose("cpu_practice")
         config.actor_rollout_ref.rollout.prompt_length = 2048
@@ -98,7 +101,7 @@ class Loops:
         """Run one rollout."""
         loop = BrowserToolAgentLoop(
             trainer_config=DictConfigWrap(self.config),
-            server_manager=InstantPolicy(self.tokenizer, self.turns),
+            server_manager=self.policy_class(self.tokenizer, self.turns),
             tokenizer=self.tokenizer,
             processor=None,
             dataset_cls=NeMoGymBrowserDataset,
@@ -107,6 +110,7 @@ class Loops:
             tools=self.tools,
         )
         loop.settings, loop.gate = self.settings, EnvironmentGate.shared(self.settings)
+        loop.episode_log = self.episode_log
         (output,) = await loop.run({"temperature": 1.0}, **ROW)
         assert output.reward_score == 1.0 and output.num_turns == 2 * self.turns + 1
 

@@ -95,6 +95,7 @@ def make_loop(
     loop.settings = RecipeSettings(environment_url=environment_url, **fast | (settings or {}))
     loop.gate = ReportingGate(loop.settings)
     loop.episode_log = type(loop.episode_log)(log_dir)
+    loop.recordings = type(loop.recordings)(loop.settings.record_dir)
     return loop
 
 

@@ -168,7 +168,11 @@ class _Sample:
             if compacted:
                 if policy == "summary":
                     spent_s = self.turns[-1].generation_s + self._call(number - 1, CallKind.SUMMARY, 120)
-                    self.turns[-1] = replace(self.turns[-1], generation_s=round(spent_s, 3))
+                    self.turns[-1] = replace(
+                        self.turns[-1],
+                        generation_s=round(spent_s, 3),
+                        summary="I looked at two pages; the price is left to find.",
+                    )
                 self._open()
                 self.chains.append([])
             self.turns.append(self._turn(number, number == turns and finish, compacted))

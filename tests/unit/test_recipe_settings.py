@@ -32,6 +32,7 @@ def test_an_empty_environment_gives_the_documented_defaults():
         judge_concurrency=8,
         judge_votes=1,
         judge_evidence_tokens=6000,
+        record_dir=None,
     )
 
 
@@ -57,12 +58,13 @@ def test_every_variable_reaches_its_field():
             "NEMO_GYM_BROWSER_JUDGE_CONCURRENCY": "2",
             "NEMO_GYM_BROWSER_JUDGE_VOTES": "3",
             "NEMO_GYM_BROWSER_JUDGE_EVIDENCE_TOKENS": "500",
+            "NEMO_GYM_BROWSER_RECORD_DIR": "logs/recordings",
             "UNRELATED": "kept out",
         }
     )
     judge = ("https://judge.example/v1", "Qwen/Qwen3-32B", "sk-1", 30, 90, 2, 3, 500)
     environment = ("http://gym:8000", 120, 45.5, 121, 3, 7, 1, 9, 4, True, Path("logs/episodes"))
-    assert settings == RecipeSettings(*environment, *judge)
+    assert settings == RecipeSettings(*environment, *judge, Path("logs/recordings"))
 
 
 def test_a_key_is_never_shown():

@@ -69,6 +69,27 @@ def test_a_step_without_a_valid_rollout_has_no_mean_reward():
     assert summary.text() == "2 of 2 rollouts invalid (browser_died 1, task_data_error 1)"
 
 
+def test_both_rates_attempts_turns_tokens_and_times_are_told():
+    spoiled = AttemptReport("session_lost", "environment", "click", 9, generated_tokens=99, waiting_s=6.0)
+    good = AttemptReport("", "", "click", 4, generated_tokens=50, generation_s=2.0, environment_s=1.0)
+    metrics = StepSummary.of([report(1.0, spoiled, good), report(0.0, good), report(None, spoiled)]).metrics()
+    told = {
+        "reward_over_valid/mean": 0.5,
+        "reward_over_all/mean": pytest.approx(1 / 3),
+        "rollouts": 3.0,
+        "rollouts_valid": 2.0,
+        "attempts": 4.0,
+        "attempts_spoiled": 2.0,
+        "attempts_spoiled/session_lost": 2.0,
+        "turns_per_rollout/mean": 4.0,
+        "generated_tokens_per_rollout/mean": 50.0,
+        "generation_s_per_attempt/mean": 1.0,
+        "environment_s_per_attempt/mean": 0.5,
+        "waiting_s_per_attempt/mean": 3.0,
+    }
+    assert {name: metrics[f"browser/{name}"] for name in told} == told
+
+
 def test_no_report_is_no_failure():
     assert StepSummary.of([]).invalid_share == 0.0
 
