@@ -150,7 +150,7 @@ def stuck(followed: FollowedRun, now: float) -> list[str]:
     if waiting:
         oldest = min(waiting, key=lambda end: end.ended_at)
         sentences.append(
-            f"{len(waiting)} rollouts were to be tried again and have not ended, for up to "
+            f"rollouts to be tried again that have not ended: {len(waiting)}, for up to "
             f"{span(now - oldest.ended_at)} (step {oldest.step}, {printable(oldest.task)})"
         )
     by_task: dict[str, list[Attempt]] = defaultdict(list)
