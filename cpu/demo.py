@@ -43,15 +43,16 @@ def main(argv: list[str] | None = None) -> int:
     try:
         _check_machine(options)
         folder = _run_folder(options)
-        return _run(options, folder)
+        status = _run(options, folder)
     except (DemoError, ProcessError) as error:
         print(f"demo: error: {error}", file=sys.stderr)
-        return 1
+        status = 1
     except KeyboardInterrupt:
         print("\ndemo: stopped; nothing is left running. Go on with: make demo RESUME=1", file=sys.stderr)
-        if folder is not None:
-            _report(folder)
-        return 130
+        status = 130
+    if folder is not None and folder.episodes.is_dir():
+        _report(folder)
+    return status
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -133,7 +134,6 @@ def _run(options: argparse.Namespace, folder: RunFolder) -> int:
     (folder.root / "summary.json").write_text(json.dumps(figures, indent=2) + "\n")
     print(f"\nsummary of seed {options.seed} (also in {folder.root / 'summary.json'})", flush=True)
     print(summary_text(figures), flush=True)
-    _report(folder)
     return 0
 
 
