@@ -2,7 +2,8 @@
 // The call forest of an episode: every model call once, what it continues, and the training row that has its loss.
 
 const MOST_CALLS = 400; // more boxes help nobody, and a page must stay quick
-const STEP_X = 92;
+const STEP_X = 108;
+const BOX = { width: 94, height: 46 };
 const STEP_Y = 58;
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -65,7 +66,7 @@ function drawForest(record, turn) {
 }
 
 function edge([x1, y1], [x2, y2]) {
-  const [startX, startY, endX, endY] = [x1 + 80, y1 + 22, x2, y2 + 22];
+  const [startX, startY, endX, endY] = [x1 + BOX.width, y1 + 22, x2, y2 + 22];
   const middle = (startX + endX) / 2;
   return makeSvg("path", { d: `M ${startX} ${startY} C ${middle} ${startY} ${middle} ${endY} ${endX} ${endY}` });
 }
@@ -79,8 +80,8 @@ function callBox(call, [x, y], now) {
   group.append(
     makeSvg("title", {}, `call ${call.id}: ${kind}, ${call.prompt_tokens} new prompt tokens, `
       + `${call.generated_tokens} generated, ${third}${call.truncated ? ", stopped by its length" : ""}`),
-    makeSvg("rect", { x, y, width: 80, height: 46, rx: corner }),
-    makeSvg("text", { x: x + 6, y: y + 14 }, kind.slice(0, 13)),
+    makeSvg("rect", { x, y, ...BOX, rx: corner }),
+    makeSvg("text", { x: x + 6, y: y + 14 }, kind.slice(0, 15)),
     makeSvg("text", { x: x + 6, y: y + 27 }, `+${call.prompt_tokens} → ${call.generated_tokens}`),
     makeSvg("text", { x: x + 6, y: y + 40 }, third),
   );

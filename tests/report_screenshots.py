@@ -33,8 +33,8 @@ with sync_playwright() as playwright:
             page.evaluate(
                 "openEpisode(shown.find(i => held.has(i) && recordOf(i).rows > 2 && recordOf(i).discarded_calls))"
             )
-            page.evaluate("walkTurns(2); document.activeElement.blur(); document.querySelector('.forest').scrollIntoView("
-                          "{block: 'end'})")
+            page.evaluate("walkTurns(2); document.activeElement.blur()")
+            page.evaluate("document.querySelector('.forest').scrollIntoView({block: 'end'})")
         page.screenshot(path=f"{output}/report-{name}.png")
 """
 
@@ -45,7 +45,7 @@ def main() -> int:
     parser.add_argument("--output", type=Path, default=ROOT / "docs")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        run = Path(folder) / "webvoyager-qwen3-8b"
+        run = Path(folder) / "made-up-run"
         write_samples(run / "episodes", episodes=1500, half_line=False)
         page = episode_report.write_report(run)
         subprocess.run(
