@@ -25,7 +25,7 @@ function lanesOf(calls) {
     const lane = goesOn ? parentLane : free;
     if (!goesOn) free += 1;
     lanes.set(call.id, lane);
-    if (call.kind !== "discarded" || !goesOn) ends.set(lane, call.id);
+    ends.set(lane, call.id);
   }
   return lanes;
 }

@@ -90,6 +90,10 @@ def test_the_list_is_walked_and_an_episode_opened_and_left_with_the_keyboard(cli
     assert shown["escape"] == [True, False, "tr 1"]
 
 
+def came_back(turn):
+    return turn["observation"]["text"] if turn["observation"] else turn["error"] or turn["mistake"]
+
+
 def test_turns_are_walked_and_show_what_was_seen_answered_and_came_back(clicked):
     _, opened, seen = clicked
     record, shown = opened["retried"], seen["episode"]
@@ -99,8 +103,9 @@ def test_turns_are_walked_and_show_what_was_seen_answered_and_came_back(clicked)
     assert first["reply"] in shown["first turn"]["columns"][column]
     assert first["action"] in shown["first turn"]["columns"][column]
     assert second["reply"] in shown["right"]["columns"][column]
-    came_back = second["observation"]["text"] if second["observation"] else second["error"] or second["mistake"]
-    assert came_back in shown["right"]["columns"][column]
+    saw, _, rest = shown["right"]["columns"][column].partition("What it answered")
+    assert came_back(first) in saw
+    assert came_back(second) in rest.partition("What came back")[2]
     turns = shown["first turn"]["turn"].removeprefix("turn 1 of ")
     assert (shown["right"]["turn"], shown["j"]) == (f"turn 2 of {turns}", f"turn 3 of {turns}")
     assert shown["back at the first"] == [f"turn 1 of {turns}", True]
@@ -136,6 +141,8 @@ def test_the_call_forest_shows_every_call_what_it_continues_and_which_row_has_it
         assert ("now" in drawn[id_]["class"].split()) == (call["turn"] == 1)
     assert shown["edges"] == sum(call["parent"] is not None for call in calls.values())
     assert len({(call["x"], call["y"]) for call in drawn.values()}) == len(calls)
+    kept = {call["y"] for id_, call in drawn.items() if calls[id_]["kind"] != "discarded"}
+    assert all(call["y"] not in kept for id_, call in drawn.items() if calls[id_]["kind"] == "discarded")
     for row in record["row_records"]:
         assert len({drawn[id_]["y"] for id_ in row["calls"]}) == 1, "a context's calls lie in one lane"
     assert [[int(n) for n in text.split("\t")[1:4]] for text in shown["rows"]] == [

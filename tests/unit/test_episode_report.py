@@ -11,6 +11,7 @@ from episode_record import AttemptOutcome, AttemptRecord, ModelCallRecord, Obser
 from report_details import choose, embed, script_json
 from report_figures import Rate, figures_of
 from report_log import EpisodeFiles, NoEpisodesError
+from report_metrics import SessionMetrics
 from tests.episode_samples import sample_episodes, write_samples
 from tests.report_pages import PageReader
 
@@ -357,6 +358,26 @@ def test_sessions_are_those_that_the_trainer_counted(tmp_path, files, values):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     assert episode_report.read_sessions(tmp_path) == values
+
+
+def test_a_metrics_line_that_is_being_written_is_read_once_it_is_whole(tmp_path):
+    path = tmp_path / "metrics-000.jsonl"
+    path.write_text('{"step":1,"data":{"browser/sessions_opened":4}}\n{"step":2,"data":{"browser/sessions_open')
+    metrics = SessionMetrics(tmp_path)
+    assert metrics.read_new() == {"opened": {1: 4.0}}
+    with path.open("a") as file:
+        file.write('ed":5}}\n')
+    assert metrics.read_new() == {"opened": {1: 4.0, 2: 5.0}}
+
+
+def test_the_failure_that_ended_an_episode_is_none_that_it_went_on_after(tmp_path):
+    turns = [TurnRecord(1, "click", failure_kind="bad_element"), TurnRecord(2, "click", failure_kind="browser_died")]
+    ended = AttemptRecord(turn_records=turns, turns=2, failure_kind="browser_died")
+    write_log(tmp_path, [ended, replace(ended, turn_records=turns[::-1])])
+    assert figures_of(attempts_of(tmp_path)).passing == {
+        ("bad_element", "click"): 2,
+        ("browser_died", "click"): 1,
+    }
 
 
 def test_the_program_writes_the_page_and_names_it(tmp_path, capsys):
