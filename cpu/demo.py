@@ -18,6 +18,8 @@ from cpu.gym_server import GymServer
 from cpu.practice_tasks import write_rows
 from cpu.processes import ProcessError, ProcessTree, require_free_port, wait_until_answers
 from cpu.training_run import REPO_ROOT, RunFolder, TrainingRun
+from episode_report import write_report
+from report_log import NoEpisodesError
 
 SITE_PORT = 8077
 GYM_PORT = 18080
@@ -37,15 +39,20 @@ def main(argv: list[str] | None = None) -> int:
     # shell starts a background job with INT ignored, and Python then leaves it so.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
+    folder = None
     try:
         _check_machine(options)
-        return _run(options, _run_folder(options))
+        folder = _run_folder(options)
+        status = _run(options, folder)
     except (DemoError, ProcessError) as error:
         print(f"demo: error: {error}", file=sys.stderr)
-        return 1
+        status = 1
     except KeyboardInterrupt:
         print("\ndemo: stopped; nothing is left running. Go on with: make demo RESUME=1", file=sys.stderr)
-        return 130
+        status = 130
+    if folder is not None and folder.episodes.is_dir():
+        _report(folder)
+    return status
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -128,6 +135,14 @@ def _run(options: argparse.Namespace, folder: RunFolder) -> int:
     print(f"\nsummary of seed {options.seed} (also in {folder.root / 'summary.json'})", flush=True)
     print(summary_text(figures), flush=True)
     return 0
+
+
+def _report(folder: RunFolder) -> None:
+    """Write the page of what the run did so far and name it; a run that is over is none the worse without one."""
+    try:
+        say(f"report: {write_report(folder.root)} (open it in a browser)")
+    except (NoEpisodesError, OSError) as error:
+        say(f"no report: {error}")
 
 
 def _start_site(port: int, folder: RunFolder) -> ProcessTree:

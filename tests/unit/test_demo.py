@@ -133,3 +133,29 @@ def test_resuming_without_a_run_says_how_to_start_one(tmp_path, capsys, monkeypa
     monkeypatch.setattr(demo, "_check_machine", lambda options: None)
     assert demo.main(["--runs", str(tmp_path), "--resume"]) == 1
     assert "make demo" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("ending", "status"),
+    [(None, 0), (demo.DemoError("training ended"), 1), (KeyboardInterrupt(), 130)],
+    ids=["trained", "failed", "stopped"],
+)
+def test_the_demo_ends_with_the_page_of_its_run_however_it_ends(tmp_path, capsys, monkeypatch, ending, status):
+    def run(options, folder):
+        EpisodeLog(folder.episodes).write(AttemptRecord(task_id="a", reward=1.0, stop_reason="finished"))
+        if ending:
+            raise ending
+        return 0
+
+    monkeypatch.setattr(demo, "_check_machine", lambda options: None)
+    monkeypatch.setattr(demo, "_run", run)
+    assert demo.main(["--runs", str(tmp_path)]) == status
+    (page,) = tmp_path.glob("demo-*/report.html")
+    assert f"demo: report: {page}" in capsys.readouterr().out
+
+
+def test_a_page_that_cannot_be_written_costs_the_demo_nothing(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(demo, "_check_machine", lambda options: None)
+    monkeypatch.setattr(demo, "_run", lambda options, folder: folder.episodes.mkdir() or 0)
+    assert demo.main(["--runs", str(tmp_path)]) == 0
+    assert "demo: no report: no episodes-*.jsonl in" in capsys.readouterr().out
