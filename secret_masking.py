@@ -26,6 +26,9 @@ MASK = "[masked]"
 _SHORT = 4
 """A value shorter than this is masked only where it is a whole word: `a` must not empty every text."""
 
+_FORMLESS, _WORD = 5, 16
+"""No secret is known by its form in a text shorter than the first, or in one word shorter than the second."""
+
 _PASSWORD_WORDS = re.compile(
     r"passw|passphrase|passcode|\bpwd\b|kennwort|contrase|mot de passe|palavra-passe|\bsenha\b|wachtwoord|l[oö]senord"
     r"|has[lł]o|парол|密码|密碼|パスワード|비밀번호|security code|\bone.time code|\bcv[cv]2?\b",
@@ -93,10 +96,14 @@ class Masker:
         """Return the text with MASK in place of every secret; what is masked already stays as it is."""
         if self._known is not None:
             text = self._known.sub(MASK, text)
+        if len(text) < _FORMLESS or (len(text) < _WORD and text.isalnum()):
+            return text
         small = text.lower()
         for needed, pattern, replacement in _PATTERNS:
-            if any(part in small for part in needed):
-                text = pattern.sub(replacement, text)
+            for part in needed:
+                if part in small:
+                    text = pattern.sub(replacement, text)
+                    break
         return text
 
     @cached_property

@@ -23,6 +23,8 @@ HERE = Path(__file__).parent
 PAGES = {
     "/": "<title>start</title><a href=/next>next page</a> <a href=/stuck>stuck page</a>"
     "<form action=/next><input name=q><button>send</button></form><p>a plain start page</p>",
+    "/login": "<title>log in</title><form action=/next><label>User <input name=u></label> "
+    "<label>Password <input type=password name=p></label><button>enter</button></form>",
     "/next": "<title>next</title><p>this is the next page</p><a href=/>back</a>",
     # Goes to an address that never answers: an observe waits for that navigation without any limit of its own.
     "/stuck": "<title>stuck</title><p>stuck</p><script>setTimeout(() => location = '/never', 50)</script>",

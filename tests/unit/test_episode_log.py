@@ -266,16 +266,19 @@ async def test_a_disk_that_hangs_is_waited_for_once_and_loses_nothing(tmp_path, 
     writer, goes_on = LineWriter(tmp_path / "lines"), threading.Event()
 
     def first(size: int) -> bytes:
-        goes_on.wait(30)
+        goes_on.wait(300)
         return b"first"
 
-    with caplog.at_level(logging.WARNING):
-        await writer.append(first)
-        monkeypatch.setattr(line_file, "PATIENCE_S", 1000.0)
-        for number in range(20):
-            await writer.append(lambda size, n=number: b"%d" % n)
+    try:
+        with caplog.at_level(logging.WARNING):
+            await writer.append(first)
+            monkeypatch.setattr(line_file, "PATIENCE_S", 1000.0)
+            async with asyncio.timeout(20):
+                for number in range(20):
+                    await writer.append(lambda size, n=number: b"%d" % n)
+    finally:
+        goes_on.set()
     assert len(caplog.records) == 1 and "longer than" in caplog.text
-    goes_on.set()
     await writer.append(lambda size: b"last")
     await asyncio.to_thread(writer.thread.close)
     assert (tmp_path / "lines").read_bytes().split() == [b"first", *(b"%d" % n for n in range(20)), b"last"]

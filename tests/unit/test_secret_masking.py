@@ -30,6 +30,8 @@ LOGIN = "URL: https://a.example/login\nTITLE: Log in\nELEMENTS:\n  [0] input: \n
         ("eyJhbGciOiJI.eyJzdWIi.c2ln", MASK),
         ('{"api_key": "abc", "n": 1}', f'{{"api_key": "{MASK}", "n": 1}}'),
         ("x-api-key: abc", f"x-api-key: {MASK}"),
+        ("://a@", f"://{MASK}@"),
+        ("AKIAABCDEFGHIJKLMNOP", MASK),
     ],
     ids=lambda value: value[:24],
 )
