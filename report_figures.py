@@ -87,8 +87,7 @@ class Attempt:
         try:
             prompt, generated = record["prompt_tokens"], record["response_tokens"]
             if calls:
-                prompt = sum(call["prompt_tokens"] for call in calls)
-                generated = sum(call["generated_tokens"] for call in calls)
+                prompt, generated = (_total(calls, name) for name in ("prompt_tokens", "generated_tokens"))
             passing = tuple(_passing(record))
         except (KeyError, TypeError) as error:
             raise ValueError(f"a turn or call can't be counted: {type(error).__name__}: {error}") from error
@@ -123,6 +122,14 @@ class Attempt:
             prompt_tokens=prompt,
             passing=passing,
         )
+
+
+def _total(calls: Sequence[Mapping[str, Any]], name: str) -> int:
+    """Return the sum over the calls. Raises TypeError on what is no whole number: infinity has no place in a page."""
+    for call in calls:
+        if not isinstance(call[name], int):
+            raise TypeError(f"{name} is {str(call[name])[:40]!r}")
+    return sum(call[name] for call in calls)
 
 
 def _passing(record: Mapping[str, Any]) -> Iterable[tuple[str, str]]:

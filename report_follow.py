@@ -42,24 +42,33 @@ class FollowedRun:
         self.attempts: list[Attempt] = []
         self.sessions: Mapping[str, Mapping[int, float]] = {}
         self.files: EpisodeFiles | None = None
+        self.trouble = ""
+        """Why the last reading ended before its end; empty if it did not."""
         self._episodes = episodes
         self._metrics = SessionMetrics(run)
 
     def read_new(self) -> int:
-        """Return how many attempts are new since the last call."""
+        """Return how many attempts are new since the last call. What can't be read now is tried again in the next."""
+        before = len(self.attempts)
+        try:
+            self._read()
+            self.trouble = ""
+        except OSError as error:  # a network file system that stumbles must not end hours of following
+            self.trouble = f"can't read {error.filename}: {error.strerror}"
+        return len(self.attempts) - before
+
+    def _read(self) -> None:
         if self.files is None:
             try:
                 self.files = EpisodeFiles(find_episodes(self.run, self._episodes))
             except NoEpisodesError:
-                return 0
-        before = len(self.attempts)
+                return
         for place, record in self.files.new_records():
             try:
                 self.attempts.append(Attempt.of(place, record))
             except ValueError as error:
                 self.files.add_problem(f"{self.files.paths[place.file].name}:{place.line}: {error}")
         self.sessions = self._metrics.read_new()
-        return len(self.attempts) - before
 
 
 def follow(
@@ -132,9 +141,9 @@ def plain_lines(followed: FollowedRun, now: float) -> list[str]:
 def stuck(followed: FollowedRun, now: float) -> list[str]:
     """Return a sentence for each thing that doesn't move or never works, the most important first."""
     attempts, files = followed.attempts, followed.files
+    sentences = [printable(followed.trouble, most=200)] if followed.trouble else []
     if files is None or not attempts:
-        return []
-    sentences = []
+        return sentences
     newest = max(a.ended_at for a in attempts)
     if now - newest > STUCK_S:
         sentences.append(f"no attempt has ended for {span(now - newest)}")
@@ -187,9 +196,9 @@ def span(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
-def printable(text: str) -> str:
-    """Return a text from the log that can't control the terminal, on one line of at most 60 characters."""
-    return "".join(char if char.isprintable() else "?" for char in text[:60])
+def printable(text: str, most: int = 60) -> str:
+    """Return a text from the log that can't control the terminal, on one line of at most so many characters."""
+    return "".join(char if char.isprintable() else "?" for char in text[:most])
 
 
 def _last_steps(attempts: Sequence[Attempt]) -> list[tuple[tuple[int, bool], list[Attempt]]]:

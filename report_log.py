@@ -98,7 +98,7 @@ class EpisodeFiles:
                     continue
                 try:
                     record = read_line(line)
-                except (ValueError, RecursionError) as error:
+                except (ValueError, OverflowError, RecursionError) as error:
                     self.add_problem(f"{path.name}:{place.line}: {error}")
                     continue
                 self.last_write[file] = max(self.last_write[file], record["ended_at"])

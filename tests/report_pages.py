@@ -16,7 +16,6 @@ class PageReader(HTMLParser):
         """Texts of elements with an id."""
         self.tags: list[tuple[str, dict[str, str | None]]] = []
         self._rows: list[list[str]] = []
-        self._into: list[str] | None = None
         self._caption: list[str] | None = None
         self._script = ""
         self._cell = False

@@ -190,8 +190,24 @@ def test_half_a_line_costs_that_line_alone_and_is_named(tmp_path):
         ('{"schema": 2, "ended_at": 1, "outcome": "<b>"}', "outcome is"),
         ('{"schema": 2, "ended_at": 1, "turn_records": [null]}', "turn_records"),
         ('{"schema": 2, "ended_at": 1, "call_records": [{}]}', "prompt_tokens"),
+        ('{"schema": 2, "ended_at": 1, "turns": 1' + "0" * 400 + "}", "too large"),
+        (
+            '{"schema": 2, "ended_at": 1, "call_records": [{"prompt_tokens": 1e999, "generated_tokens": 1}]}',
+            "prompt_tokens is 'inf'",
+        ),
     ],
-    ids=["half", "list", "infinite", "nan", "wrong-type", "unknown-outcome", "no-turn", "no-call"],
+    ids=[
+        "half",
+        "list",
+        "infinite",
+        "nan",
+        "wrong-type",
+        "unknown-outcome",
+        "no-turn",
+        "no-call",
+        "huge",
+        "infinite-call",
+    ],
 )
 def test_a_line_that_cannot_be_counted_is_named_and_left_out(tmp_path, line, reason):
     write_log(tmp_path, [AttemptRecord(task_id="a", reward=1.0, outcome=AttemptOutcome.SUCCESS, uid="u")])

@@ -172,6 +172,18 @@ def test_a_line_that_cannot_be_read_is_said_and_following_goes_on(tmp_path):
     assert "2 attempts" in text and "2 lines of the log can't be read" in text
 
 
+def test_a_file_that_cannot_be_read_now_is_said_and_read_later(tmp_path):
+    append(tmp_path, WON)
+    run = followed(tmp_path)
+    path = tmp_path / "episodes" / "episodes-node1-1.jsonl"
+    away = path.rename(tmp_path / "away")
+    assert run.read_new() == 0
+    assert stuck(run, NOW) == [f"can't read {path}: No such file or directory"[:200]]
+    away.rename(path)
+    append(tmp_path, replace(WON, rollout=1))
+    assert run.read_new() == 1 and stuck(run, NOW) == []
+
+
 @pytest.mark.parametrize(
     ("seconds", "text"), [(-3, "0 s"), (119, "119 s"), (120, "2 min"), (7199, "120 min"), (7200, "2.0 h")], ids=str
 )
