@@ -159,3 +159,15 @@ def test_where_it_never_ran_the_recipe_refuses_to_train():
     result = python(f"import sys; sys.path.insert(0, {str(ROOT)!r}); import patches; patches.require_applied()")
     assert result.returncode == 1
     assert "the import hook is not installed in this process" in result.stderr
+
+
+@pytest.mark.parametrize(("set_before", "level"), [(None, "WARNING"), ("DEBUG", "DEBUG")])
+def test_warnings_are_seen_although_vllm_is_imported(set_before, level):
+    """Its dependency sets the root logger to ERROR on import unless this variable says otherwise."""
+    code = "import logging, model_hosting_container_standards.logging_config as _\nprint(logging.getLevelName(logging.root.level))"
+    environment = {key: value for key, value in os.environ.items() if "LOG_LEVEL" not in key} | {
+        "PYTHONPATH": str(ROOT)
+    }
+    environment |= {"SAGEMAKER_CONTAINER_LOG_LEVEL": set_before} if set_before else {}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, cwd="/")
+    assert done.stdout.splitlines()[-1:] == [level], done.stderr
