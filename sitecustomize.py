@@ -33,7 +33,7 @@ def _run_shadowed() -> None:
 
 
 # vLLM imports a package that silences the whole process below ERROR unless this says otherwise (logging_config.py of
-# model_hosting_container_standards 0.1): warnings of the sampler and the agent loop would never be seen.
+# model_hosting_container_standards 0.1.16): warnings of the sampler and the agent loop would never be seen.
 os.environ.setdefault("SAGEMAKER_CONTAINER_LOG_LEVEL", "WARNING")
 
 try:

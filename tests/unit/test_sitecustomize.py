@@ -164,7 +164,8 @@ def test_where_it_never_ran_the_recipe_refuses_to_train():
 @pytest.mark.parametrize(("set_before", "level"), [(None, "WARNING"), ("DEBUG", "DEBUG")])
 def test_warnings_are_seen_although_vllm_is_imported(set_before, level):
     """Its dependency sets the root logger to ERROR on import unless this variable says otherwise."""
-    code = "import logging, model_hosting_container_standards.logging_config as _\nprint(logging.getLevelName(logging.root.level))"
+    code = "import logging, model_hosting_container_standards.logging_config\n"
+    code += "print(logging.getLevelName(logging.root.level))"
     environment = {key: value for key, value in os.environ.items() if "LOG_LEVEL" not in key} | {
         "PYTHONPATH": str(ROOT)
     }
