@@ -13,6 +13,7 @@
 #SBATCH --ntasks-per-node=1
 #SBATCH --gres=gpu:8
 #SBATCH --exclusive
+#SBATCH --mem=0
 #SBATCH --open-mode=append
 #SBATCH --signal=B:USR1@600
 set -euo pipefail

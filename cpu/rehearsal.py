@@ -51,7 +51,7 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     path = write_rehearsal(options.folder, options.site.rstrip("/"), options.name)
     print(f"rehearsal: wrote {path}; submit it with:")
-    print(f"  sbatch --gres=none submit_webvoyager.sh --config-env {path} -- trainer.total_training_steps=2")
+    print(f"  sbatch --gres=none submit_webvoyager.sh --config-env {path}")
     return 0
 
 

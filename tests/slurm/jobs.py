@@ -14,12 +14,7 @@ TRAINING_S = 700
 POLL_S = 0.5
 END_S = 30  # Slurm's own KillWait, and its step daemons after it
 SECRETS = {"NEMO_GYM_BROWSER_JUDGE_API_KEY": "sk-judge-7f3a", "WANDB_API_KEY": "wandb-91c2"}
-SMALL_STEPS = (
-    "data.train_batch_size=2",
-    "actor_rollout_ref.rollout.n=2",
-    "trainer.val_before_train=false",
-    "trainer.test_freq=-1",
-)
+SMALL_STEPS = ("data.train_batch_size=2", "actor_rollout_ref.rollout.n=2")
 
 
 @dataclass

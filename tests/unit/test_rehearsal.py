@@ -41,4 +41,4 @@ def test_its_settings_are_taken_by_the_submit_script_and_its_rows_by_the_dataset
 def test_it_says_how_to_submit(tmp_path, policy_is_there, capsys):
     assert cpu.rehearsal.main([str(tmp_path), "--site", "http://login:8077/"]) == 0
     said = capsys.readouterr().out
-    assert f"sbatch --gres=none submit_webvoyager.sh --config-env {tmp_path}/config.env --" in said
+    assert f"sbatch --gres=none submit_webvoyager.sh --config-env {tmp_path}/config.env" in said
