@@ -175,7 +175,7 @@ class RecipeSettings(_FromEnvironment):
         urls = self.environment_urls
         if len(urls) < 2:
             return (self,)
-        sessions, seeds = (_shares(cap, len(urls)) for cap in (self.max_open_sessions, self.max_concurrent_seeds))
+        sessions, seeds = (shares(cap, len(urls)) for cap in (self.max_open_sessions, self.max_concurrent_seeds))
         return tuple(
             replace(self, environment_url=url, max_open_sessions=open_sessions, max_concurrent_seeds=under_way)
             for url, open_sessions, under_way in zip(urls, sessions, seeds, strict=True)
@@ -271,7 +271,7 @@ def variables() -> tuple[str, ...]:
     return tuple(f.metadata["variable"] for settings in (RecipeSettings, LaunchSettings) for f in fields(settings))
 
 
-def _shares(total: int, parts: int) -> list[int]:
+def shares(total: int, parts: int) -> list[int]:
     """Return `total` in whole parts that differ by one at most, the larger ones first."""
     share, rest = divmod(total, parts)
     return [share + (i < rest) for i in range(parts)]

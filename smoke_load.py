@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 
-from recipe_settings import RecipeSettings
+from recipe_settings import RecipeSettings, shares
 from rollout_failures import Call, FailureKind, failure_of
 from smoke_episode import Report, Smoke, StepFailed, http_session, new_report
 
@@ -109,11 +109,6 @@ class Progress:
     open: int
     """Sessions open at this moment."""
     elapsed_s: float
-
-
-def shares(total: int, among: int) -> list[int]:
-    """Return `total` split as evenly as possible; the first ones get what is over."""
-    return [total // among + (i < total % among) for i in range(among)]
 
 
 async def run_load(plan: LoadPlan, watch: Callable[[Progress], None] | None = None, every_s: float = 10.0) -> LoadRun:

@@ -10,10 +10,10 @@ import pytest
 
 import smoke_load
 from cpu.processes import free_port
-from recipe_settings import RecipeSettings
+from recipe_settings import RecipeSettings, shares
 from rollout_failures import FailureKind, failure_of
 from smoke_episode import SHIPPED_PAGE, Smoke, StepFailed
-from smoke_load import REFUSED_IN_A_ROW, Ended, LoadPlan, run_load, shares
+from smoke_load import REFUSED_IN_A_ROW, Ended, LoadPlan, run_load
 from smoke_report import Limits, load_report
 from tests.fake_environment import Do, FakeEnvironment, Fault
 
