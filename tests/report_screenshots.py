@@ -1,8 +1,9 @@
-"""The pictures of a run's page that the README shows, taken in Chromium of a made-up run.
+"""The pictures of a run's page that the README shows, taken in Chromium.
 
-    python -m tests.report_screenshots [--output docs]
+    python -m tests.report_screenshots [--report runs/demo-.../report.html] [--output docs]
 
-Writes report-light.png, report-dark.png and report-phone.png; the same ones as long as the page is the same.
+Writes report-light.png, report-dark.png and report-phone.png, of the given page or else of a made-up run; the same ones
+as long as the page is the same.
 """
 
 import argparse
@@ -31,7 +32,8 @@ with sync_playwright() as playwright:
         if name == "dark":
             page.fill("#search", "success")
             page.evaluate(
-                "openEpisode(shown.find(i => held.has(i) && recordOf(i).rows > 2 && recordOf(i).discarded_calls))"
+                "openEpisode(shown.find(i => held.has(i) && recordOf(i).rows > 2 && recordOf(i).discarded_calls)"
+                " ?? shown.find(i => held.has(i) && recordOf(i).turns > 2))"
             )
             page.evaluate("walkTurns(2); document.activeElement.blur()")
             page.evaluate("document.querySelector('.forest').scrollIntoView({block: 'end'})")
@@ -42,12 +44,15 @@ with sync_playwright() as playwright:
 def main() -> int:
     """Take the pictures and return 0."""
     parser = argparse.ArgumentParser(prog="python -m tests.report_screenshots", description=__doc__.splitlines()[0])
+    parser.add_argument("--report", type=Path, metavar="FILE", help="a page that episode_report.py has written")
     parser.add_argument("--output", type=Path, default=ROOT / "docs")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        run = Path(folder) / "made-up-run"
-        write_samples(run / "episodes", episodes=1500, half_line=False)
-        page = episode_report.write_report(run)
+        page = options.report and options.report.resolve()
+        if page is None:
+            run = Path(folder) / "made-up-run"
+            write_samples(run / "episodes", episodes=1500, half_line=False)
+            page = episode_report.write_report(run)
         subprocess.run(
             [GYM_VENV / "bin/python", "-c", IN_CHROMIUM, page.as_uri(), options.output],
             env={**os.environ, "PLAYWRIGHT_BROWSERS_PATH": str(BROWSERS_DIR)},
