@@ -29,7 +29,7 @@ read_config() { # FILE NAME_OF_ARRAY: fill the associative array with the file's
   local -n into=$2
   local line key value number=0
   while IFS= read -r line || [[ -n $line ]]; do
-    number=$((number + 1)) line=${line%$'\r'}
+    number=$((number + 1))
     if [[ $line =~ ^[[:space:]]*(#.*)?$ ]]; then continue; fi
     # The line itself is not shown: it may hold a key.
     if ! [[ $line =~ ^(export[[:space:]]+)?([A-Za-z_][A-Za-z0-9_]*)=(.*)$ ]]; then
