@@ -16,7 +16,7 @@ from cluster_check import ClusterError, joined, lacking, unreachable, wait_for_n
 def node(name: str, gpus: int = 8, alive: bool = True, node_id: str = "") -> dict:
     """Return what ray.nodes() says of a node that was started under this name."""
     resources = {"CPU": 16.0, f"node_name:{name}": 1.0, "node:10.0.0.1": 1.0} | ({"GPU": float(gpus)} if gpus else {})
-    return {"Alive": alive, "NodeID": node_id or f"id of {name}", "Resources": resources if alive else {}}
+    return {"Alive": alive, "NodeID": node_id or f"id of {name}", "Resources": resources}
 
 
 def test_living_nodes_are_known_by_the_name_that_they_were_started_with():
