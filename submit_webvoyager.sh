@@ -148,15 +148,16 @@ finish() { # whatever the reason, stop everything and say how it ended
   trap '' TERM INT HUP USR1
   trap - EXIT
   if $DRY_RUN || [[ -z $LOG_DIR ]]; then exit "$status"; fi
+  # First what there is to say: after scancel, Slurm gives this script no more than its KillWait.
   if [[ -n $SIGNAL ]]; then say "signal $SIGNAL while: $STAGE"; fi
-  stop_all
   if [[ -n $TRAIN_STARTED && $(last_step) == none ]]; then
     say "no checkpoint was written"
   elif [[ -n $TRAIN_STARTED ]]; then
     say "the last checkpoint is of step $(last_step); the same RUN_NAME goes on from there"
   fi
+  say "exit code $status (logs: $LOG_DIR); stopping what still runs"
+  stop_all
   if [[ -n $LOCK && $(<"$LOCK") == "$SLURM_JOB_ID" ]]; then rm -f "$LOCK"; fi
-  say "exit code $status (logs: $LOG_DIR)"
   requeue_if_asked
   exit "$status"
 }

@@ -67,3 +67,4 @@ def nothing_is_left(cluster: SlurmCluster, site: None) -> Iterator[None]:
             cluster.run("kill", "-KILL", *map(str, left))  # not to fail the next test as well
             pytest.fail(f"still running after the job: {left}")
         time.sleep(POLL_S)
+    cluster.wait_until_idle("node1", "node2", "node3")

@@ -58,6 +58,7 @@ def test_a_training_that_fails_gives_the_job_its_exit_code(rehearsal):
     assert job.wait().exit_code == 1
     assert "/no/such/policy" in job.log("train.log").read_text()
     assert "no checkpoint was written" in job.said() and "exit code 1 (logs: " in job.said()
+    assert not (job.run / "job.lock").exists()
 
 
 def test_a_container_is_asked_for_with_the_mounts_of_the_run(rehearsal, tmp_path):
@@ -82,7 +83,6 @@ def test_a_run_survives_scancel_and_a_time_limit_and_ends_with_exit_code_0(rehea
     assert first.wait(60).state == "CANCELLED"
     saved = first.last_step()
     assert f"the last checkpoint is of step {saved}" in first.said() and "signal TERM while: train" in first.said()
-    assert not (first.run / "job.lock").exists()
 
     last = saved + 3
     second = rehearsal.submit("whole", f"trainer.total_training_steps={last}", "trainer.save_freq=100", REQUEUE="1")
