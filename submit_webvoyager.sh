@@ -258,6 +258,8 @@ prepare() { # absolute paths, and what the steps find in their environment
   HEAD_ADDRESS=$(address_of "$HEAD")
   # Ray and a thousand sessions need more than the usual 1,024 open files; srun hands the limit on.
   ulimit -Sn "$(ulimit -Hn)" || true
+  # A driver of Ray that gets a TERM aborts, and would leave gigabytes of core beside the recipe at every scancel.
+  ulimit -Sc 0
 }
 
 show_settings() { # the environment that a dry run would give to its commands
