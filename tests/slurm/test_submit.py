@@ -53,11 +53,12 @@ def test_what_ends_by_itself_ends_the_job_with_its_last_words(rehearsal, tmp_pat
     assert "ray-node1 has ended by itself while: start Ray" in job.said()
 
 
-def test_a_training_that_fails_gives_the_job_its_exit_code(rehearsal):
-    job = rehearsal.submit("failing", "actor_rollout_ref.model.path=/no/such/policy")
-    assert job.wait().exit_code == 1
-    assert "/no/such/policy" in job.log("train.log").read_text()
-    assert "no checkpoint was written" in job.said() and "exit code 1 (logs: " in job.said()
+def test_a_training_that_fails_gives_the_job_its_exit_code(rehearsal, tmp_path):
+    fails = 'case "$*" in "-m verl.trainer.main_ppo "*--cfg*) ;; "-m verl.trainer.main_ppo "*) echo "no luck"; exit 7 ;; esac'
+    job = rehearsal.submit("failing", TRAIN_PYTHON=str(stand_in_python(tmp_path, fails)))
+    assert job.wait().exit_code == 7
+    assert "no luck" in job.log("train.log").read_text()
+    assert "no checkpoint was written" in job.said() and "exit code 7 (logs: " in job.said()
     assert not (job.run / "job.lock").exists()
 
 
