@@ -54,7 +54,7 @@ def test_what_ends_by_itself_ends_the_job_with_its_last_words(rehearsal, tmp_pat
 
 
 def test_a_training_that_fails_gives_the_job_its_exit_code(rehearsal, tmp_path):
-    fails = 'case "$*" in "-m verl.trainer.main_ppo "*--cfg*) ;; "-m verl.trainer.main_ppo "*) echo "no luck"; exit 7 ;; esac'
+    fails = 'case "$*" in "-m verl.trainer.main_ppo "*) echo "no luck"; exit 7 ;; esac'
     job = rehearsal.submit("failing", TRAIN_PYTHON=str(stand_in_python(tmp_path, fails)))
     assert job.wait().exit_code == 7
     assert "no luck" in job.log("train.log").read_text()
