@@ -17,6 +17,8 @@ from cpu.processes import ProcessError, ProcessTree, command_line, require_free_
 
 REPO_ROOT = Path(__file__).resolve().parent.parent
 GYM_VENV = REPO_ROOT / ".venv-gym"
+BROWSERS_DIR = GYM_VENV / "pw-browsers"
+"""What PLAYWRIGHT_BROWSERS_PATH must name for the default environment's Playwright."""
 CONFIG = REPO_ROOT / "configs" / "interactive_browser.yaml"
 
 
