@@ -7,7 +7,7 @@ import pytest
 from cpu.training_run import REPO_ROOT
 from tests.slurm.jobs import POLL_S, stand_in_python
 
-pytestmark = [pytest.mark.timeout(180), pytest.mark.usefixtures("nothing_is_left")]
+pytestmark = [pytest.mark.timeout(900), pytest.mark.usefixtures("nothing_is_left")]
 
 NEVER_ENDS = 'touch "$NEMO_GYM_BROWSER_EPISODE_LOG_DIR.begun.${SLURM_RESTART_COUNT:-0}"; exec sleep 600'
 
