@@ -98,7 +98,7 @@ class _Containment:
                 show_episodes(self._trainer(), self._validation_reports)
                 return self._without_flagged(batch), metrics
             self._judge(global_steps, StepSummary.of(self._reports))
-            self._checkpoint_request.look(getattr(self.refill_fn, "__self__", None), global_steps)
+            self._checkpoint_request.look(self._trainer(), global_steps)
             summary = StepSummary.of(drawn + self._reports)
             return batch, metrics | summary.metrics() | self._session_metrics()
 

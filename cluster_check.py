@@ -9,10 +9,16 @@ agent-loop worker will need, in the environment that Ray gives to it.
 """
 
 import argparse
+import hashlib
+import importlib
+import importlib.metadata
+import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import ray
 from ray.exceptions import GetTimeoutError, RayError
@@ -80,12 +86,6 @@ def wait_for_nodes(
 
 def look_around(modules: Sequence[str]) -> dict[str, Any]:
     """Return what a Ray worker finds on its node: Python, verl, the recipe, its settings, and every problem."""
-    import hashlib
-    import importlib
-    import importlib.metadata
-    import sys
-    from pathlib import Path
-
     problems = []
     for name in modules:
         try:
@@ -115,9 +115,6 @@ def look_around(modules: Sequence[str]) -> dict[str, Any]:
 
 def unreachable(urls: Sequence[str]) -> list[str]:
     """Return a problem for each address that a worker on its node can't connect to."""
-    import socket
-    from urllib.parse import urlsplit
-
     problems = []
     for url in urls:
         parts = urlsplit(url)
@@ -189,8 +186,6 @@ def main(argv: list[str] | None = None) -> int:
 
 def connect(address: str, timeout_s: float) -> None:
     """Join Ray's head as a driver once it listens. Raises ClusterError when it does not in time."""
-    import socket
-
     host, _, port = address.rpartition(":")
     deadline = time.monotonic() + timeout_s
     while True:

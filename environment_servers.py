@@ -9,7 +9,6 @@ container can run it: it imports nothing that cpu/requirements-gym.lock doesn't 
 
 import argparse
 import asyncio
-import os
 import re
 import signal
 import sys
@@ -24,6 +23,7 @@ import aiohttp
 
 from cpu.gym_server import GYM_VENV, GymServer
 from cpu.processes import ProcessError
+from whole_file import write_whole
 
 POLL_S = 0.2
 LEAST_FAILED_CHECKS = 3
@@ -219,9 +219,7 @@ async def _announce(kept: Sequence[KeptServer], ready_file: Path | None) -> None
     for one in kept:
         await one.up.wait()
     if ready_file:
-        partial = ready_file.with_name(f"{ready_file.name}.{os.getpid()}")
-        partial.write_text(",".join(one.url for one in kept) + "\n")
-        partial.replace(ready_file)
+        write_whole(ready_file, (",".join(one.url for one in kept) + "\n").encode())
 
 
 def say(line: str) -> None:

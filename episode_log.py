@@ -40,6 +40,9 @@ FILE_BYTES = 512 << 20
 Cutting the old lines off instead would lose the beginning of the training, which every curve starts with.
 """
 
+DEFAULTS = asdict(AttemptRecord())
+"""What a key that a line lacks stands for."""
+
 _writers: dict[tuple[Path, int], LineWriter] = {}
 """One for each folder and process: verl builds an agent loop, and so an EpisodeLog, for every rollout."""
 
@@ -162,18 +165,24 @@ def _file_episodes(path: Path, problems: list[str]) -> Iterator[dict[str, Any]]:
             if not line.strip():
                 continue
             try:
-                record = json.loads(line.decode("utf-8", "replace"))
-                if not isinstance(record, dict) or not isinstance(record.get("ended_at"), int | float):
-                    raise ValueError("no record: a JSON object with `ended_at` is expected")
+                record = load_line(line)
             except (ValueError, RecursionError) as error:
                 problems.append(f"{path}:{number}: {error}")
                 continue
-            yield _completed(record)
+            yield completed(record)
 
 
-def _completed(record: dict[str, Any]) -> dict[str, Any]:
+def load_line(line: bytes, parse_constant: Callable[[str], Any] | None = None) -> dict[str, Any]:
+    """Return the JSON object of a line. Raises ValueError if it holds no record; `parse_constant` as json.loads's."""
+    record = json.loads(line.decode("utf-8", "replace"), parse_constant=parse_constant)
+    if not isinstance(record, dict) or not isinstance(record.get("ended_at"), int | float):
+        raise ValueError("no record: a JSON object with `ended_at` is expected")
+    return record
+
+
+def completed(record: dict[str, Any]) -> dict[str, Any]:
     """Return a record of this or an older schema with every key of this one."""
     if record.get("schema") == SCHEMA_VERSION:
-        return record
+        return {**DEFAULTS, **record}
     outcome = AttemptOutcome.of(record.get("reward"), record.get("failure_kind", ""))
-    return {**asdict(AttemptRecord()), "outcome": str(outcome), **record}
+    return {**DEFAULTS, "outcome": str(outcome), **record}

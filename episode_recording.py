@@ -23,6 +23,7 @@ from episode_record import AttemptOutcome, AttemptRecord
 from exchanges import Exchange
 from line_file import PatientThread
 from secret_masking import Masker
+from whole_file import write_whole
 
 logger = logging.getLogger(__name__)
 
@@ -92,11 +93,7 @@ def _write(folder: _Folder, record: AttemptRecord, exchanges: Sequence[Exchange]
         if len(text) > FILE_BYTES:
             raise ValueError(f"{content['name']} would be {len(text)} bytes long, more than {FILE_BYTES}")
         folder.path.mkdir(parents=True, exist_ok=True)
-        path = folder.path / f"{content['name']}.json"
-        # Whole or not at all: a reader must not find half a file.
-        unfinished = path.with_suffix(f".{os.getpid()}.part")
-        unfinished.write_bytes(text)
-        unfinished.replace(path)
+        write_whole(folder.path / f"{content['name']}.json", text)
     except Exception as error:  # noqa: BLE001 - a recording must not cost the rollout, whatever is in it
         if not folder.warned:
             logger.warning("Recordings are missing in %s: %s: %s", folder.path, type(error).__name__, error)

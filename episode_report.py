@@ -9,7 +9,6 @@ RUN_DIR is a run's folder with `episodes/` in it (`--episodes DIR` for a log els
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,9 +16,10 @@ from pathlib import Path
 from tqdm import tqdm
 
 from report_details import choose, embed
-from report_figures import Attempt, figures_of
+from report_figures import Attempt, figures_of, new_attempts
 from report_log import EpisodeFiles, NoEpisodesError, find_episodes
 from report_metrics import read_sessions
+from whole_file import write_whole
 
 DETAILS = 300
 
@@ -74,26 +74,15 @@ def write_report(
     )
     output = output or run / "report.html"
     output.parent.mkdir(parents=True, exist_ok=True)
-    # A browser that has the page open never reads half of it.
-    unfinished = output.with_name(f".{output.name}.{os.getpid()}")
-    try:
-        # Half a surrogate pair, which a policy can write, is no text that a file can hold.
-        unfinished.write_bytes(render(report).encode("utf-8", "replace"))
-        unfinished.replace(output)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    # Half a surrogate pair, which a policy can write, is no text that a file can hold.
+    write_whole(output, render(report).encode("utf-8", "replace"))
     return output
 
 
 def read_attempts(files: EpisodeFiles) -> list[Attempt]:
     """Return what the report keeps of every line, in the order of the attempts' ends."""
-    attempts = []
     with tqdm(total=files.unread_bytes(), unit="B", unit_scale=True, desc="reading", disable=None, delay=1) as bar:
-        for place, record in files.new_records(bar.update):
-            try:
-                attempts.append(Attempt.of(place, record))
-            except ValueError as error:
-                files.add_problem(f"{files.paths[place.file].name}:{place.line}: {error}")
+        attempts = list(new_attempts(files, bar.update))
     return sorted(attempts, key=lambda attempt: attempt.ended_at)
 
 

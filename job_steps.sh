@@ -4,7 +4,7 @@
 
 readonly POLL_S=0.5 STOP_GRACE_S=20 LIMIT_RESERVE_S=60 SHOWN_LINES=20
 
-pause() { # in the background, since bash runs a trap only once its foreground child has ended
+pause() { # in the background, since bash runs a trap only once its foreground child has ended; a trap ends the wait early
   sleep "$POLL_S" &
   wait "$!" || true
 }
@@ -32,7 +32,7 @@ look_at_services() { # die if one has ended
   local name
   for name in "${!SERVICES[@]}"; do
     if ! kill -0 "${SERVICES[$name]}" 2>/dev/null && [[ -z $SIGNAL ]]; then
-      tail -n "$SHOWN_LINES" "$LOG_DIR/$name.log" >&2 || true
+      tail -n "$SHOWN_LINES" "$LOG_DIR/$name.log" >&2 || true # what is to be said comes below, log or no log
       die 1 "$name has ended by itself while: $STAGE (the end of $LOG_DIR/$name.log is above)"
     fi
   done
@@ -103,6 +103,7 @@ wait_for_checkpoint() { # PID: have the running step saved, as far as the time l
 stop_all() { # TERM to what the steps run, KILL to what is left of them
   local pid deadline=$((SECONDS + STOP_GRACE_S)) alive job
   # Through Slurm: a TERM to an srun has its step killed at once, and the environment's browsers would be left to themselves.
+  # It fails where no step runs any more, and so does a signal to an srun that has just ended.
   for job in "$SLURM_JOB_ID" ${SLURM_JOB_ID_HET_GROUP_1:-}; do scancel --quiet --signal=TERM "$job" 2>/dev/null || true; done
   while :; do
     alive=()

@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from episode_record import AttemptOutcome
-from report_log import Place
+from report_log import EpisodeFiles, Place
 
 Z95 = 1.959964
 """The normal distribution's 97.5% quantile."""
@@ -122,6 +122,17 @@ class Attempt:
             prompt_tokens=prompt,
             passing=passing,
         )
+
+
+def new_attempts(files: EpisodeFiles, progress: Callable[[int], None] | None = None) -> Iterator[Attempt]:
+    """Yield the attempts of lines that were not read before. What can't be counted becomes a problem of the files."""
+    for place, record in files.new_records(progress):
+        try:
+            attempt = Attempt.of(place, record)
+        except ValueError as error:
+            files.add_problem(f"{files.paths[place.file].name}:{place.line}: {error}")
+            continue
+        yield attempt
 
 
 def _total(calls: Sequence[Mapping[str, Any]], name: str) -> int:

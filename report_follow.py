@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from episode_record import AttemptOutcome
-from report_figures import Attempt, Counts, Rate, last_attempts
+from report_figures import Attempt, Counts, Rate, last_attempts, new_attempts
 from report_log import EpisodeFiles, NoEpisodesError, find_episodes
 from report_metrics import SessionMetrics
 
@@ -63,11 +63,8 @@ class FollowedRun:
                 self.files = EpisodeFiles(find_episodes(self.run, self._episodes))
             except NoEpisodesError:
                 return
-        for place, record in self.files.new_records():
-            try:
-                self.attempts.append(Attempt.of(place, record))
-            except ValueError as error:
-                self.files.add_problem(f"{self.files.paths[place.file].name}:{place.line}: {error}")
+        for attempt in new_attempts(self.files):  # one by one: those before a trouble are kept
+            self.attempts.append(attempt)
         self.sessions = self._metrics.read_new()
 
 

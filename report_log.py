@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from episode_record import SCHEMA_VERSION, AttemptOutcome, AttemptRecord
+from episode_log import DEFAULTS, completed, load_line
+from episode_record import AttemptOutcome, AttemptRecord
 
 MOST_PROBLEMS = 100
 """Sentences kept about lines that can't be read; further ones are only counted."""
 
-_DEFAULTS = asdict(AttemptRecord())
-_TEXTS = {f.name for f in fields(AttemptRecord) if isinstance(_DEFAULTS[f.name], str)}
-_NUMBERS = {f.name for f in fields(AttemptRecord) if type(_DEFAULTS[f.name]) in (int, float)} - {"schema"}
-_LISTS = {f.name for f in fields(AttemptRecord) if isinstance(_DEFAULTS[f.name], list)}
+_TEXTS = {f.name for f in fields(AttemptRecord) if isinstance(DEFAULTS[f.name], str)}
+_NUMBERS = {f.name for f in fields(AttemptRecord) if type(DEFAULTS[f.name]) in (int, float)} - {"schema"}
+_LISTS = {f.name for f in fields(AttemptRecord) if isinstance(DEFAULTS[f.name], list)}
 
 
 class NoEpisodesError(Exception):
@@ -84,25 +83,21 @@ class EpisodeFiles:
         self, file: int, path: Path, progress: Callable[[int], None] | None
     ) -> Iterator[tuple[Place, dict[str, Any]]]:
         offset, number = self._ends[file]
-        with path.open("rb") as lines:
-            lines.seek(offset)
-            for line in lines:
-                if not line.endswith(b"\n"):
-                    return
-                place = Place(file, number + 1, offset, len(line))
-                offset, number = offset + len(line), number + 1
-                self._ends[file] = (offset, number)
-                if progress:
-                    progress(len(line))
-                if not line.strip():
-                    continue
-                try:
-                    record = read_line(line)
-                except (ValueError, OverflowError, RecursionError) as error:
-                    self.add_problem(f"{path.name}:{place.line}: {error}")
-                    continue
-                self.last_write[file] = max(self.last_write[file], record["ended_at"])
-                yield place, record
+        for line, end in whole_lines(path, offset):
+            number += 1
+            place = Place(file, number, end - len(line), len(line))
+            self._ends[file] = (end, number)
+            if progress:
+                progress(len(line))
+            if not line.strip():
+                continue
+            try:
+                record = read_line(line)
+            except (ValueError, OverflowError, RecursionError) as error:
+                self.add_problem(f"{path.name}:{place.line}: {error}")
+                continue
+            self.last_write[file] = max(self.last_write[file], record["ended_at"])
+            yield place, record
 
     def add_problem(self, sentence: str) -> None:
         """Count a line that can't be read and keep the sentence about it, as long as there is room."""
@@ -131,16 +126,22 @@ class EpisodeFiles:
             return read_line(file.read(place.length))
 
 
+def whole_lines(path: Path, offset: int) -> Iterator[tuple[bytes, int]]:
+    """Yield the lines from this byte on, each with the offset of its end; a last one without its end is left out."""
+    with path.open("rb") as lines:
+        lines.seek(offset)
+        for line in lines:
+            if not line.endswith(b"\n"):
+                return
+            offset += len(line)
+            yield line, offset
+
+
 def read_line(line: bytes) -> dict[str, Any]:
     """Return a line's record, its missing keys filled with their defaults. Raises ValueError if it holds no record."""
-    record = json.loads(line.decode("utf-8", "replace"), parse_constant=_refuse_constant)
-    if not isinstance(record, dict) or not isinstance(record.get("ended_at"), int | float):
-        raise ValueError("no record: a JSON object with `ended_at` is expected")
-    complete = {**_DEFAULTS, **record}
-    _check_types(complete)
-    if record.get("schema") != SCHEMA_VERSION and "outcome" not in record:
-        complete["outcome"] = str(AttemptOutcome.of(complete["reward"], complete["failure_kind"]))
-    return complete
+    record = load_line(line, parse_constant=_refuse_constant)
+    _check_types({**DEFAULTS, **record})
+    return completed(record)
 
 
 def _refuse_constant(name: str) -> float:

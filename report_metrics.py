@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from report_log import whole_lines
+
 SESSIONS = {"browser/sessions_opened": "opened", "browser/sessions_closed": "closed", "browser/sessions_open": "open"}
 """verl's metrics of browser_sampler.py, and what the report calls them."""
 
@@ -46,14 +48,10 @@ class SessionMetrics:
         return {name: dict(sorted(values.items())) for name, values in sorted(self._values.items())}
 
     def _new_lines(self, path: Path) -> Iterator[bytes]:
-        with path.open("rb") as file:
-            file.seek(self._ends.get(path, 0))
-            for line in file:
-                if not line.endswith(b"\n"):
-                    return
-                self._ends[path] = self._ends.get(path, 0) + len(line)
-                if b"browser/sessions_" in line:
-                    yield line
+        for line, end in whole_lines(path, self._ends.get(path, 0)):
+            self._ends[path] = end
+            if b"browser/sessions_" in line:
+                yield line
 
 
 def _of_metrics(line: bytes) -> list[tuple[int, str, float]]:

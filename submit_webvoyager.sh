@@ -119,13 +119,10 @@ container() { # IMAGE NAME: fill the array CONTAINER with pyxis' options; empty 
     --container-mounts="$mounts${CONTAINER_MOUNTS:+,$CONTAINER_MOUNTS}" --container-env="PYTHONPATH${HF_HOME:+,HF_HOME}")
 }
 
-on() { # GROUP NODE... : fill the array SRUN with a step of one task on each of these nodes
-  local group=$1
-  shift
+on() { # GROUP NODE: fill the array SRUN with a step of one task on this node
   # --overlap: a step that does not share would wait for ever behind Ray's. --cpu-bind=none: the step has all cores.
-  SRUN=(srun --overlap --nodes="$#" --ntasks="$#" --ntasks-per-node=1 --nodelist="$(IFS=,; printf '%s' "$*")"
-    --cpu-bind=none --kill-on-bad-exit=1)
-  if ((group)); then SRUN+=(--het-group="$group"); fi
+  SRUN=(srun --overlap --nodes=1 --ntasks=1 --ntasks-per-node=1 --nodelist="$2" --cpu-bind=none --kill-on-bad-exit=1)
+  if (($1)); then SRUN+=(--het-group="$1"); fi
 }
 
 # --- the end ----------------------------------------------------------------------------------------------------------
@@ -256,7 +253,8 @@ prepare() { # absolute paths, and what the steps find in their environment
   # Ray takes commands from whoever reaches its ports: with a token, from this job alone.
   export RAY_AUTH_MODE=${RAY_AUTH_MODE:-token} RAY_AUTH_TOKEN=${RAY_AUTH_TOKEN:-$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')}
   HEAD_ADDRESS=$(address_of "$HEAD")
-  # Ray and a thousand sessions need more than the usual 1,024 open files; srun hands the limit on.
+  # Ray and a thousand sessions need more than the usual 1,024 open files; srun hands the limit on. Where it can't be
+  # raised, the smoke check counts what it needs and says so.
   ulimit -Sn "$(ulimit -Hn)" || true
   # A driver of Ray that gets a TERM aborts, and would leave gigabytes of core beside the recipe at every scancel.
   ulimit -Sc 0

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from cpu.training_run import REPO_ROOT, RunFolder, TrainingRun
+from whole_file import write_whole
 
 # The fake environment needs no protection; the real one gets what the demo gives it.
 WIDE_OPEN = {"NEMO_GYM_BROWSER_MAX_OPEN_SESSIONS": "64", "NEMO_GYM_BROWSER_MAX_CONCURRENT_SEEDS": "64"}
@@ -77,10 +78,7 @@ def run_missing(wanted: Mapping[str, Named], results: Path, run: Callable[[Named
         except KeyboardInterrupt:
             print("stopped; the same command goes on with the runs that have no result", file=sys.stderr)
             return 130
-        # Renamed, so that a file that is there is whole.
-        part = path.with_suffix(".part")
-        part.write_text(json.dumps(result, indent=1) + "\n")
-        part.replace(path)
+        write_whole(path, (json.dumps(result, indent=1) + "\n").encode())
         print(f"    {_outcome(result)}", flush=True)
     return 0
 

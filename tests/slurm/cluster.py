@@ -92,7 +92,7 @@ class SlurmCluster:
                     start_new_session=True,
                 )
             self._wait_for_nodes()
-        except BaseException as error:
+        except BaseException as error:  # a Ctrl-C while waiting must not leave the namespaces behind either
             logs = self.log_tails()
             self.stop()
             if isinstance(error, ClusterError | OSError):

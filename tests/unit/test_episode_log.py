@@ -61,7 +61,7 @@ def test_lines_of_several_processes_are_merged_by_their_ends(tmp_path):
 
 def test_reading_holds_one_line_of_a_file_at_a_time(tmp_path, monkeypatch):
     read = []
-    monkeypatch.setattr(episode_log, "_completed", lambda record: read.append(1) or record)
+    monkeypatch.setattr(episode_log, "completed", lambda record: read.append(1) or record)
     write_samples(tmp_path, 50)
     assert next(iter_episodes(tmp_path))["ended_at"] > 0
     assert len(read) <= 3
