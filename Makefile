@@ -33,7 +33,7 @@ test: ## Run the offline tests: no GPU, no browser, no server.
 test-integration: ## Run the tests against the real server, Chromium, verl's trainer and Slurm (needs root).
 	@cpu/setup.sh all
 	@tests/slurm/setup.sh
-	@HF_HUB_OFFLINE=1 $(PYTEST) $(wildcard tests/contract tests/training tests/slurm)
+	@HF_HUB_OFFLINE=1 $(PYTEST) --durations=25 $(wildcard tests/contract tests/training tests/slurm)
 
 check: ## Lint and format-check Python and shell.
 	@cpu/setup.sh test

@@ -199,15 +199,17 @@ start_environment() {
 
 # What a node runs, with its own shell: PYTHON GPUS OPTIONS... Slurm sets the variables of every make of GPU, and verl
 # refuses AMD's beside NVIDIA's (verl/single_controller/base/worker.py). A raylet gives its helpers 15 s to start, which a
-# cold network file system can take: up to three starts, but none once Ray has run.
+# cold network file system can take: up to three starts, but none once Ray has run. The shell outlives a TERM: what Ray
+# has started would otherwise lose its place in the step's tree, by which Slurm finds what to kill where it has no cgroups.
 # shellcheck disable=SC2016
 readonly RAY_ON_NODE='[[ -z ${CUDA_VISIBLE_DEVICES:-} ]] || unset ROCR_VISIBLE_DEVICES HIP_VISIBLE_DEVICES
+told="" && trap told=1 TERM INT
 for start in 1 2 3; do
   began=$SECONDS
   "$0" -m ray.scripts.scripts start --block --disable-usage-stats --num-gpus="$1" \
     --num-cpus="${SLURM_CPUS_ON_NODE:-$(nproc)}" --resources="{\"node_name:$SLURMD_NODENAME\": 1}" "${@:2}"
   status=$?
-  ((status != 0 && status < 128 && SECONDS - began < 120)) || exit "$status"
+  [[ -z $told ]] && ((status != 0 && status < 128 && SECONDS - began < 120)) || exit "$status"
   echo "Ray did not start on $SLURMD_NODENAME (exit code $status, start $start of 3)"
 done
 exit 1'
@@ -252,6 +254,8 @@ prepare() { # absolute paths, and what the steps find in their environment
   export PYTHONPATH=$RECIPE_DIR${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1 HYDRA_FULL_ERROR=1
   # Ray takes commands from whoever reaches its ports: with a token, from this job alone.
   export RAY_AUTH_MODE=${RAY_AUTH_MODE:-token} RAY_AUTH_TOKEN=${RAY_AUTH_TOKEN:-$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')}
+  # Ray 2.60 waits 30 s after a TERM for what Ray Serve has running; nothing here is served, and Slurm waits no longer.
+  export RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S=${RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S:-0}
   HEAD_ADDRESS=$(address_of "$HEAD")
   # Ray and a thousand sessions need more than the usual 1,024 open files; srun hands the limit on. Where it can't be
   # raised, the smoke check counts what it needs and says so.

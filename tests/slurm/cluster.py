@@ -32,7 +32,7 @@ SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 SLURM_PREFIXES = ("SLURM_", "SBATCH_", "SRUN_", "SALLOC_", "SQUEUE_", "SCANCEL_", "SINFO_")
 LIMIT_S = 30.0
 POLL_S = 0.1
-LOG_TAIL_LINES = 15
+LOG_TAIL_LINES = 30
 NEEDS = (
     "the cluster needs root with CAP_SYS_ADMIN and CAP_NET_ADMIN (in a container: --privileged), a kernel with veth and"
     " bridge devices, and what tests/slurm/setup.sh installs"
@@ -278,7 +278,8 @@ class SlurmCluster:
         while any((states := self.node_states()).get(node) != "idle" for node in nodes):
             self._require_running()
             if time.monotonic() > deadline:
-                raise ClusterError(f"not all of {', '.join(nodes)} are idle after {LIMIT_S:g} s: {states}")
+                reasons = self._client("sinfo", "--list-reasons", "--noheader", "--format=%N: %E").strip()
+                raise ClusterError(f"not all of {', '.join(nodes)} are idle after {LIMIT_S:g} s: {states}; {reasons}")
             time.sleep(POLL_S)
 
     def set_node(self, name: str, state: str) -> None:

@@ -41,8 +41,10 @@ class Job:
         """Return once something is so. Raises AssertionError when the job has ended before, or the time has."""
         deadline = time.monotonic() + timeout_s
         while not what():
-            assert self.cluster.state(self.job_id) in ("PENDING", "CONFIGURING", "RUNNING"), self.said()[-4000:]
-            assert time.monotonic() < deadline, self.said()[-4000:]
+            job = self.cluster.jobs(self.job_id)[0]
+            assert job["JobState"] in ("PENDING", "CONFIGURING", "RUNNING"), self.said()[-4000:]
+            if time.monotonic() > deadline:
+                raise AssertionError(f"after {timeout_s:g} s: {job}\n{self.said()[-4000:]}\n{self.cluster.log_tails()}")
             time.sleep(POLL_S)
 
     def log(self, name: str, attempt: int = 0) -> Path:
