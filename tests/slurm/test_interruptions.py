@@ -1,4 +1,4 @@
-"""What ends a job before its time: Ctrl-C in an allocation, and a more urgent job. No training is needed to see it."""
+"""What ends a job before its time: Ctrl-C in an allocation, scancel, a more urgent job. None of it needs a training."""
 
 import time
 
@@ -58,3 +58,11 @@ def test_a_preempted_job_goes_back_into_the_queue_and_starts_again(rehearsal, cl
     assert "attempt 1, nodes" in job.said()
     cluster.cancel(job.job_id)
     assert job.wait(60).state == "CANCELLED"
+
+
+def test_a_ray_that_is_deaf_to_term_dies_with_its_job(rehearsal, cluster, tmp_path):
+    deaf = 'case "$*" in *ray.scripts*) trap "" TERM; touch "$NEMO_GYM_BROWSER_EPISODE_LOG_DIR.ray"; sleep 600 ;; esac'
+    job = rehearsal.submit("deaf", options=("--nodes=1",), TRAIN_PYTHON=str(stand_in_python(tmp_path, deaf)))
+    job.wait_until((job.run / "episodes.ray").exists, 120)
+    cluster.cancel(job.job_id)
+    assert job.wait(25).state == "CANCELLED"  # before UnkillableStepTimeout, which drains the node
