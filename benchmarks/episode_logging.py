@@ -1,6 +1,6 @@
 """What the episode log costs: the same rollouts with the log and without it, in one run.
 
-python benchmarks/episode_logging.py [--rollouts 512] [--turns 10] [--repeats 3] [--generation 1.0]
+python benchmarks/episode_logging.py [--rollouts 512] [--turns 10] [--repeats 7] [--generation 1.0]
 
 The agent loop against the fake environment in a process of its own, which answers after the time that the real server
 took (loop_overhead.py, LATENCY_S) and shows a page of about --page characters; the policy takes --generation seconds a
@@ -13,7 +13,6 @@ with the log and without.
 
 import argparse
 import asyncio
-import contextlib
 import json
 import os
 import statistics
@@ -103,8 +102,7 @@ async def cost(loops: Loops, rollouts: int, log: EpisodeLog) -> Cost:
 async def measure(url: str, options: argparse.Namespace) -> None:
     """Print the figures; the two sides take turns, so that both see the same machine."""
     SlowPolicy.generation_s = options.generation
-    with contextlib.redirect_stdout(sys.stderr):  # verl prints each tool's schema as it loads it
-        loops = Loops(url, options.turns, policy_class=SlowPolicy)
+    loops = Loops(url, options.turns, policy_class=SlowPolicy)
     await loops.run()
     costs: dict[str, list[Cost]] = {"without": [], "with": []}
     with tempfile.TemporaryDirectory() as folder:
@@ -141,7 +139,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rollouts", type=int, default=512)
     parser.add_argument("--turns", type=int, default=10)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--generation", type=float, default=1.0, help="seconds of generation a turn")
     parser.add_argument("--instant", action="store_true", help="an environment that answers at once")
     parser.add_argument("--page", type=int, default=650, help="characters of a page")

@@ -13,6 +13,7 @@ requests', and how much memory a rollout holds at the peak and how much of it st
 import argparse
 import asyncio
 import contextlib
+import io
 import json
 import os
 import statistics
@@ -93,7 +94,8 @@ class Loops:
         config.browser = {"max_turns": turns}
         self.config, self.turns = config, turns
         self.tokenizer = build_tokenizer(tool_schema())
-        self.tools = ToolListWrap(initialize_tools_from_config(str(ROOT / "configs" / "browser_tool.yaml")))
+        with contextlib.redirect_stdout(io.StringIO()):  # verl prints each tool's schema as it loads it
+            self.tools = ToolListWrap(initialize_tools_from_config(str(ROOT / "configs" / "browser_tool.yaml")))
         # No cap of its own: the bare side has none either.
         self.settings = RecipeSettings(environment_url=url, max_open_sessions=4096, max_concurrent_seeds=4096)
 
@@ -155,8 +157,7 @@ def resident_kib(field: str = "VmRSS") -> int:
 
 async def measure(url: str, turns: int, repeats: int, levels: list[int]) -> None:
     """Print a line for each level of concurrency; the two sides take turns, so that both see the same machine."""
-    with contextlib.redirect_stdout(sys.stderr):  # verl prints each tool's schema as it loads it
-        loops = Loops(url, turns)
+    loops = Loops(url, turns)
     await loops.run()
     print("rollouts  bare ms/turn  loop ms/turn  ratio  own CPU ms  KiB each  stays")
     for level in levels:
